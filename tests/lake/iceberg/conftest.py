@@ -9,35 +9,41 @@ from pydantic import SecretStr
 from tests.lake.iceberg.tables import Tables
 from tests.lake.s3_server import S3Server
 from tests.support.workbench import Workbench
+from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 
 
-def tables_in(database: Settings, folder: Path) -> Tables:
+@pytest.fixture
+def catalog(server: TemporaryServer) -> str:
+    """The URL of a catalog of the test's own; all of them are in one database."""
+    return f"{server.urls.admin.partition('?')[0]}?catalog=c{uuid4().hex}"
+
+
+def tables_in(catalog: str, folder: Path) -> Tables:
     """Make a folder the warehouse of a catalog."""
     folder.mkdir(exist_ok=True)
-    url = database_url(database)
-    return Tables(f"iceberg+{url}?warehouse=file://{folder}", url, folder)
+    return Tables(f"iceberg+{catalog}&warehouse=file://{folder}", folder)
 
 
-def tables_on(database: Settings, server: S3Server, port: int | None = None) -> Tables:
+def tables_on(catalog: str, server: S3Server, port: int | None = None) -> Tables:
     """Make a prefix of the bucket the warehouse of a catalog; `port`: by way of a proxy."""
     prefix = uuid4().hex
-    url = database_url(database)
     warehouse = server.url(prefix, port).replace("?", "&")
-    return Tables(f"iceberg+{url}?warehouse={warehouse}", url, server.folder / prefix, server)
-
-
-def database_url(database: Settings) -> str:
-    assert database.admin_url
-    return database.admin_url.get_secret_value().partition("?")[0]
+    return Tables(f"iceberg+{catalog}&warehouse={warehouse}", server.folder / prefix, server)
 
 
 @pytest.fixture(params=["folder", "s3"])
-def tables(request: pytest.FixtureRequest, database: Settings, tmp_path: Path) -> Tables:
-    """A catalog of the test's own, with a folder and with the S3 server."""
+def tables(request: pytest.FixtureRequest, catalog: str, tmp_path: Path) -> Tables:
+    """A catalog with a folder, and one with the S3 server."""
     if request.param == "folder":
-        return tables_in(database, tmp_path / "warehouse")
-    return tables_on(database, request.getfixturevalue("s3"))
+        return tables_in(catalog, tmp_path / "warehouse")
+    return tables_on(catalog, request.getfixturevalue("s3"))
+
+
+@pytest.fixture
+def folder_tables(catalog: str, tmp_path: Path) -> Tables:
+    """A catalog with a folder: for what does not depend on the kind of warehouse."""
+    return tables_in(catalog, tmp_path / "warehouse")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import duckdb
 import pyarrow as pa
@@ -27,19 +28,23 @@ class Tables:
     """Tables of one connection."""
 
     url: str
-    # Of the database with the catalog, for readers.
-    database: str
     folder: Path
     server: S3Server | None = None
+
+    @property
+    def database(self) -> str:
+        """The database that holds the catalog."""
+        return self.url.partition("?")[0].removeprefix("iceberg+")
 
     def catalog(self) -> SqlCatalog:
         """Open the catalog as a reader that has nothing of Vitrina does."""
         found = {"uri": self.database.replace("postgresql://", "postgresql+psycopg://")}
+        name = dict(parse_qsl(urlsplit(self.url).query))["catalog"]
         if self.server:
             endpoint = f"http://127.0.0.1:{self.server.port}"
             found |= {"s3.endpoint": endpoint, "s3.access-key-id": KEY, "s3.secret-access-key": SECRET}
             found |= {"s3.region": "us-east-1"}
-        return SqlCatalog("vitrina", **found)
+        return SqlCatalog(name, **found)
 
     def table(self, name: str = "marts.films") -> Table | None:
         catalog = self.catalog()

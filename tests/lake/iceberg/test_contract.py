@@ -1,22 +1,14 @@
 """Iceberg tables keep the contract of targets, and each protection that is taken away is noticed."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.lake.iceberg.conftest import tables_in
 from tests.lake.iceberg.tables import Tables, latest
-from vitrina.connectors.files import load
-from vitrina.connectors.files.manifest import Manifest
-from vitrina.connectors.iceberg import connector, ledger
-from vitrina.connectors.iceberg.ledger import Change, TableLedger
+from vitrina.connectors.iceberg import connector
 from vitrina.definition import Definition
-from vitrina.errors import VitrinaError
 from vitrina.ports.target import Target
-from vitrina.settings import Settings
 from vitrina.testing import TargetContract
 from vitrina.testing.openings import opening_of
 

@@ -101,6 +101,7 @@ class FilesWriter:
 
     def remove(self, rows: pa.Table, part: PartId) -> Receipt:
         """Write that these rows, given as the target has them, are deleted."""
+        rows = rows.cast(self._writing.layout.schema)
         table = self._marked(rows, pa.repeat(True, rows.num_rows), part.number)
         return self._take(table, Counts(deleted=rows.num_rows), part)
 

@@ -14,8 +14,11 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
 from vitrina.connectors.files.objects import Listed, Objects, Stored, Version
+from vitrina.connectors.iceberg import schemas
 
 _DATA = ".parquet"
+# Footers of very large loads are read again when they are published: memory stays flat.
+_REMEMBERED = 1000
 
 
 class RememberedObjects:
@@ -42,7 +45,7 @@ class RememberedObjects:
 
     def put(self, name: str, content: memoryview) -> None:
         self._objects.put(name, content)
-        if name.endswith(_DATA):
+        if name.endswith(_DATA) and len(self._footers) < _REMEMBERED:
             self._footers[name] = _footer(content)
 
     def replace(self, name: str, content: bytes, expected: Version | None) -> None:
@@ -64,6 +67,7 @@ def _footer(content: memoryview) -> tuple[pq.FileMetaData, int]:
 def entry(location: str, footer: pq.FileMetaData, size: int, table: TableMetadata) -> DataFile:
     """Describe a file as the table's manifests do."""
     schema = table.schema()
+    schemas.require_ids(footer.schema.to_arrow_schema(), schema)
     statistics = data_file_statistics_from_parquet_metadata(
         parquet_metadata=footer,
         stats_columns=compute_statistics_plan(schema, table.properties),

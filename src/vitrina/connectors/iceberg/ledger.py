@@ -45,6 +45,8 @@ PIPELINE, EPOCH, CHANGE, LOAD, CHECKPOINT = (
 )
 # Stands for all files that the table has: nothing that is done here has to list them.
 WHATEVER_IS_THERE = "*"
+# How the tags of claims begin.
+TAGS = "vitrina_"
 _MAIN = "main"
 _DAY_MS = 86_400_000
 # Of a pipeline that no longer exists: what its tag keeps is given up after this.
@@ -127,7 +129,7 @@ class TableLedger(BaseLedger):
 
     @property
     def _tags(self) -> str:
-        return f"vitrina_{self._pipeline}_"
+        return f"{TAGS}{self._pipeline}_"
 
     def reserve(self, columns: tuple[Column, ...]) -> Schema:
         """Give these columns ids that the table gives no others; they are shown with the rows, not before."""
@@ -288,9 +290,17 @@ class Change:
         self._staged._stage(updates)
 
     def commit(self) -> None:
-        if self._staged._updates:
+        """Make the change. Raise `Changed` when something is no longer what was required."""
+        if not self._staged._updates:
+            return
+        try:
             with catalogs.translated(self._place.url):
                 self.table._do_commit(self._staged._updates, tuple(self._requirements))
+        except Changed:
+            # It was refused, not lost: nothing will ever name the manifests that were written for it.
+            for producer in self._staged._snapshot_producers:
+                producer._clean_all_uncommitted()
+            raise
 
     def _shown_files(self) -> Iterator[IcebergFile]:
         snapshot = self.table.current_snapshot()

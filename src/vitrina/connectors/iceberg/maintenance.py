@@ -11,7 +11,7 @@ from vitrina.connectors.files import cleaning
 from vitrina.connectors.files.cleaning import Cleaner
 from vitrina.connectors.files.objects import Changed
 from vitrina.connectors.iceberg import catalogs
-from vitrina.connectors.iceberg.ledger import Change, Place
+from vitrina.connectors.iceberg.ledger import TAGS, Change, Place
 from vitrina.connectors.iceberg.options import IcebergOptions
 
 # A property of the table: when it was looked through last, as a Unix time in milliseconds.
@@ -57,6 +57,7 @@ class Maintenance:
             return
         change = Change(self.place, table, [])
         change.require(self.tag)
+        change.require_unchanged()
         tags, snapshots = self._expired(table, now_ms)
         change.stage(*(RemoveSnapshotRefUpdate(ref_name=tag) for tag in tags))
         if snapshots:
@@ -64,8 +65,8 @@ class Maintenance:
         change.set(CLEANED, str(now_ms))
         try:
             change.commit()
-        except Changed:
-            return  # another pipeline writes to it: tomorrow, then
+        except (Changed, ValueError):
+            return  # another program writes to it, or has expired them: tomorrow, then
 
     def _expired(self, table: Table, now_ms: int) -> tuple[list[str], list[int]]:
         """Find tags of claims that are over for good, and snapshots that nothing keeps."""
@@ -76,7 +77,10 @@ class Maintenance:
         tags = [
             name
             for name, ref in metadata.refs.items()
-            if name.startswith("vitrina_") and name != self.tag and ages[ref.snapshot_id] > (ref.max_ref_age_ms or 0)
+            if name.startswith(TAGS)
+            and name != self.tag
+            and ref.max_ref_age_ms is not None
+            and ages[ref.snapshot_id] > ref.max_ref_age_ms
         ]
         kept = {ref.snapshot_id for name, ref in metadata.refs.items() if name not in tags}
         latest = sorted(metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0, reverse=True)

@@ -116,6 +116,16 @@ def _marked(given: pa.Schema, schema: Schema) -> pa.Schema:
     return pa.schema([_marked_field(field, known[field.name]) for field in given])
 
 
+def require_ids(written: pa.Schema, schema: Schema) -> None:
+    """Require that the columns of a file have the ids that the table has for them: readers go by nothing else."""
+    wanted = {field.name: str(field.field_id).encode() for field in schema.fields}
+    for field in written:
+        if (field.metadata or {}).get(_FIELD_ID) != wanted.get(field.name):
+            raise StageLost(
+                f"column {field.name!r} of the table was replaced while it was written: the load begins again"
+            )
+
+
 def _marked_field(field: pa.Field, found: types.NestedField) -> pa.Field:
     if isinstance(found.field_type, types.ListType):
         element = pa.field("element", field.type.value_type, metadata=_id(found.field_type.element_id))

@@ -147,7 +147,7 @@ def test_a_commit_that_comes_late_changes_nothing(tables: Tables) -> None:
     zombie.seize()
     table = zombie._place.load()
     assert table
-    late = Change(zombie._place, table, [])
+    late = Change(zombie._place, table)
     late.require_unchanged()
     late.append_nothing({"vitrina.of": "the zombie"})
     zombie._table_ledger._fence(late)
@@ -170,7 +170,7 @@ def test_of_two_first_claims_the_newer_one_stays(tables: Tables) -> None:
     older._place.create()
     table = older._place.load()
     assert table
-    late = Change(older._place, table, [])
+    late = Change(older._place, table)
     older._table_ledger._fence(late, {})
     newer.seize()
     with pytest.raises(Changed):

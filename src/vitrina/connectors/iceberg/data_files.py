@@ -15,6 +15,7 @@ from pyiceberg.typedef import Record
 
 from vitrina.connectors.files.objects import Listed, Objects, Stored, Version
 from vitrina.connectors.iceberg import schemas
+from vitrina.errors import StageLost
 
 _DATA = ".parquet"
 # Footers of very large loads are read again when they are published: memory stays flat.
@@ -31,7 +32,10 @@ class RememberedObjects:
     def footer(self, name: str) -> tuple[pq.FileMetaData, int]:
         """Return the footer and the size of a file; of one that another runner wrote, after reading it."""
         found = self._footers.get(name)
-        return found or _footer(memoryview(self._objects.get(name)))
+        try:
+            return found or _footer(memoryview(self._objects.get(name)))
+        except FileNotFoundError as exc:
+            raise StageLost(f"{name} is gone from the warehouse, so the load begins again") from exc
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:

@@ -140,7 +140,7 @@ class TableLedger(BaseLedger):
             schema = schemas.planned(table.metadata, columns)
             if any(known.schema_id == schema.schema_id for known in table.metadata.schemas):
                 return schema
-            change = Change(self._place, table, [])
+            change = Change(self._place, table)
             self._fence(change)
             change.add_schema(schema, show=False)
             try:
@@ -167,7 +167,7 @@ class TableLedger(BaseLedger):
         if version is None:
             self._place.create()
             raise Changed(self._name)  # look at it, then change it
-        change = Change(self._place, version.table, [])
+        change = Change(self._place, version.table)
         shows = _is_shown_otherwise(version.manifest, wanted)
         if shows:
             change.require_unchanged()
@@ -214,11 +214,11 @@ class TableLedger(BaseLedger):
 class Change:
     """One commit, as it is put together."""
 
-    def __init__(self, place: Place, table: Table, requirements: list[TableRequirement]) -> None:
+    def __init__(self, place: Place, table: Table) -> None:
         self.table = table
         self._place = place
         self._staged: Transaction = table.transaction()
-        self._requirements = [AssertTableUUID(uuid=table.metadata.table_uuid), *requirements]
+        self._requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
         self._has_snapshot = False
 
     # --- what must still be so -------------------------------------------------------------------------------------
@@ -290,17 +290,14 @@ class Change:
         self._staged._stage(updates)
 
     def commit(self) -> None:
-        """Make the change. Raise `Changed` when something is no longer what was required."""
-        if not self._staged._updates:
-            return
-        try:
+        """Make the change. Raise `Changed` when something is no longer what was required.
+
+        Manifests of a commit that was refused stay until they are old: a server, or a proxy before it, may have sent
+        the request twice, and refused what it had done already.
+        """
+        if self._staged._updates:
             with catalogs.translated(self._place.url):
                 self.table._do_commit(self._staged._updates, tuple(self._requirements))
-        except Changed:
-            # It was refused, not lost: nothing will ever name the manifests that were written for it.
-            for producer in self._staged._snapshot_producers:
-                producer._clean_all_uncommitted()
-            raise
 
     def _shown_files(self) -> Iterator[IcebergFile]:
         snapshot = self.table.current_snapshot()

@@ -55,7 +55,7 @@ class Maintenance:
         table = self.place.load()
         if table is None or self.tag not in table.metadata.refs:
             return
-        change = Change(self.place, table, [])
+        change = Change(self.place, table)
         change.require(self.tag)
         change.require_unchanged()
         tags, snapshots = self._expired(table, now_ms)

@@ -31,14 +31,14 @@ class Maintenance:
     options: IcebergOptions
     cleaner: Cleaner
 
-    def is_due(self, now_ms: int) -> bool:
+    def is_due(self) -> bool:
         """Tell whether a day has gone by; the whole folder is listed, and every manifest is read."""
         table = self.place.load()
-        return table is not None and now_ms - int(table.properties.get(CLEANED, 0)) >= _DAY_MS
+        return table is not None and _now_ms(table) - int(table.properties.get(CLEANED, 0)) >= _DAY_MS
 
-    def clean(self, now_ms: int, *, but: frozenset[str]) -> int:
+    def clean(self, *, but: frozenset[str]) -> int:
         """Expire snapshots, then remove files, except those of the loads in `but`; return how many."""
-        self._expire(now_ms)
+        self._expire()
         table = self.place.load()
         if table is None:
             return 0
@@ -51,29 +51,29 @@ class Maintenance:
             self.place.objects.delete(f"{self.place.folder}/{path}" for path in left)
         return removed + len(left)
 
-    def _expire(self, now_ms: int) -> None:
+    def _expire(self) -> None:
         table = self.place.load()
         if table is None or self.tag not in table.metadata.refs:
             return
         change = Change(self.place, table)
         change.require(self.tag)
         change.require_unchanged()
-        tags, snapshots = self._expired(table, now_ms)
+        tags, snapshots = self._expired(table)
         change.stage(*(RemoveSnapshotRefUpdate(ref_name=tag) for tag in tags))
         if snapshots:
             change.stage(RemoveSnapshotsUpdate(snapshot_ids=snapshots))
-        change.set(CLEANED, str(now_ms))
+        change.set(CLEANED, str(_now_ms(table)))
         try:
             change.commit()
         except (Changed, ValueError):
             return  # another program writes to it, or has expired them: tomorrow, then
 
-    def _expired(self, table: Table, now_ms: int) -> tuple[list[str], list[int]]:
+    def _expired(self, table: Table) -> tuple[list[str], list[int]]:
         """Find tags of claims that are over for good, and snapshots that nothing keeps."""
         metadata, days = table.metadata, self.options.expire_days
         if days is None:
             return [], []
-        ages = {snapshot.snapshot_id: now_ms - snapshot.timestamp_ms for snapshot in metadata.snapshots}
+        ages = {snapshot.snapshot_id: _now_ms(table) - snapshot.timestamp_ms for snapshot in metadata.snapshots}
         tags = [
             name
             for name, ref in metadata.refs.items()
@@ -99,6 +99,11 @@ class Maintenance:
 
     def _path(self, location: str) -> str:
         return location.removeprefix(f"{self.place.location}/")
+
+
+def _now_ms(table: Table) -> int:
+    """Return the time of the last change, which the claim itself made: of the same clock as those of snapshots."""
+    return table.metadata.last_updated_ms
 
 
 def _named(table: Table) -> Iterator[str]:

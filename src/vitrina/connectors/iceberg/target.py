@@ -1,6 +1,5 @@
 """An Iceberg table as the target of a run: files are written as for a folder of Parquet, and the catalog names them."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -78,10 +77,9 @@ class IcebergTarget(FilesTarget):
         options = self.options if isinstance(self.options, IcebergOptions) else IcebergOptions()
         cleaner = Cleaner(self.pipeline, self.epoch, self.context.require_held)
         work = Maintenance(self._place, self._table_ledger.tag, options, cleaner)
-        now_ms = time.time_ns() // 1_000_000
         try:
-            if self.context.recovers or work.is_due(now_ms):
-                work.clean(now_ms, but=frozenset(filter(None, but)))
+            if self.context.recovers or work.is_due():
+                work.clean(but=frozenset(filter(None, but)))
         except LeaseLost:
             raise
         except RunError as exc:

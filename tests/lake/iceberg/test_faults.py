@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -135,15 +135,25 @@ def test_a_commit_whose_reply_is_lost_is_made_once(
 # --- runners that come back ------------------------------------------------------------------------------------------
 
 
-def opened(url: str, epoch: int) -> IcebergTarget:
-    target = open_table(url, epoch)
-    assert isinstance(target, IcebergTarget)
-    return target
+@pytest.fixture
+def opened(tables: Tables) -> Iterator[Callable[[int], IcebergTarget]]:
+    """Open the table for a claim; it is closed with the test."""
+    every: list[IcebergTarget] = []
+
+    def open_for(epoch: int) -> IcebergTarget:
+        target = open_table(tables.url, epoch)
+        assert isinstance(target, IcebergTarget)
+        every.append(target)
+        return target
+
+    yield open_for
+    for target in every:
+        target.close()
 
 
-def test_a_commit_that_comes_late_changes_nothing(tables: Tables) -> None:
+def test_a_commit_that_comes_late_changes_nothing(tables: Tables, opened: Callable[[int], IcebergTarget]) -> None:
     """A zombie's commit is ready to be sent; another claim only seizes, so that `main` is still what it was."""
-    zombie, newer = opened(tables.url, 1), opened(tables.url, 2)
+    zombie, newer = opened(1), opened(2)
     zombie.seize()
     table = zombie._place.load()
     assert table
@@ -159,14 +169,12 @@ def test_a_commit_that_comes_late_changes_nothing(tables: Tables) -> None:
         zombie.ledger.change(lambda found: found)
     with pytest.raises(LeaseLost):
         zombie.seize()
-    assert all("vitrina.of" not in one.summary for one in tables.snapshots())
-    zombie.close()
-    newer.close()
+    assert [one for one in tables.snapshots() if one.summary.get("vitrina.of")] == []
 
 
-def test_of_two_first_claims_the_newer_one_stays(tables: Tables) -> None:
+def test_of_two_first_claims_the_newer_one_stays(tables: Tables, opened: Callable[[int], IcebergTarget]) -> None:
     """Both found a table that no claim of the pipeline has written to; the older one is sent last."""
-    older, newer = opened(tables.url, 1), opened(tables.url, 2)
+    older, newer = opened(1), opened(2)
     older._place.create()
     table = older._place.load()
     assert table
@@ -178,8 +186,6 @@ def test_of_two_first_claims_the_newer_one_stays(tables: Tables) -> None:
     with pytest.raises(LeaseLost):
         older.seize()
     assert list(tables.loaded().metadata.refs) == ["main", newer._table_ledger.tag]
-    older.close()
-    newer.close()
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------

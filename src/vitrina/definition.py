@@ -114,7 +114,8 @@ class OwnOptions(Strict):
         le=10**12,
         description="A pushdown load larger than this is cut into chunks of this size; a load to another database is"
         " read in the order of its key, so that it goes on where it was interrupted. By default: one that takes more"
-        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds.",
+        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds. With `parallel`: rows of a"
+        " range of the key, 100,000 by default.",
     )
     max_stage_age_seconds: int = Field(
         86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."
@@ -187,7 +188,10 @@ class OwnOptions(Strict):
     )
     params: BoundedObject = Field(default_factory=dict, description="Parameters of `python_task`.")
     parallel: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        1, description="Worker processes for the Python steps of a run, a batch each; `auto`: one for each processor."
+        1,
+        description="Processes that bring ranges of the key of a full load side by side: each reads, applies the steps"
+        " and writes. Where a load is not cut (the plan says why): worker processes for its Python steps, a batch each."
+        " `auto`: one for each processor.",
     )
     step_timeout_seconds: float = Field(
         600, gt=0, le=86_400, description="What the Python steps may take for one batch, or a source to make one."

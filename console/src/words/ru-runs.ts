@@ -99,6 +99,7 @@ const sentences: Record<string, string> = {
   "run.reading_failed": "чтение источника не удалось: {message}",
   "run.runner_silent": "раннер замолчал; следующий продолжит с чекпоинта",
   "run.runner_stopped": "раннер остановили",
+  "run.snapshot_gone": "снимок, в котором читается загрузка, исчез: {message}",
   "run.source_is_empty": "в источнике нет строк, а в {target} есть; если его надо опустошить, задайте options.allow_empty",
   "run.source_silent": "источник молчит уже {seconds} с",
   "run.target_has_rls":
@@ -109,6 +110,8 @@ const sentences: Record<string, string> = {
   "run.the_query": "запрос",
   "run.too_costly": "{what}: стоимость по EXPLAIN {cost}, больше options.max_cost {most}",
   "run.too_many_letters": "отвергнуто документов: {letters}, больше options.max_dead_letters ({budget}); посмотрите отвергнутые, исправьте схему индекса или запрос и запустите снова",
+  "run.worker_lost": "процесс, загружавший диапазон ключа, завершился без ответа ({how}); возможно, системе не хватило памяти",
+  "run.worker_silent": "процесс, загружающий диапазон ключа, молчит уже {seconds} с",
   "run.would_cascade": "из источника исчезло строк: {rows}, но их удаление из {target} задело бы {tables}; если так и надо, задайте options.allow_cascade",
   "run.partition_key": "options.table.partition_by называет «{column}», а это не часть ключа {target} ({key}): строки одного ключа попали бы в разные секции",
   "run.no_partition": "секцию {partition} создать нельзя: {message}; уберите то, что ей мешает, или создайте вручную секцию для этих строк",

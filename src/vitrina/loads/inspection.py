@@ -7,16 +7,17 @@ from vitrina.errors import FatalError
 from vitrina.loads import steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
-from vitrina.loads.plan import Capabilities, plan
+from vitrina.loads.plan import Capabilities, count_ranges, plan, why_not_cut
 from vitrina.loads.steps import Fitted
-from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checkpoint import RANGES, Checkpoint
 from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
+from vitrina.ports.ranges import Cut, Splits
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
 from vitrina.sentences import say
-from vitrina.store import runs
+from vitrina.store import runs, session_limits
 
 
 def inspect(opened: Opened, *, create_target: bool = True) -> Job:
@@ -63,7 +64,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if derivation:
         warnings = (*known.warnings, *derivation.warnings)
         known = replace(known, followed=tuple(derivation.tables), warnings=warnings)
-    chosen = plan(opened.definition, known)
+    chosen = plan(opened.definition, _with_cut(opened, described, prepared, known))
     return _job(
         opened,
         described=described,
@@ -209,7 +210,33 @@ def _capabilities(
             *_advice_on_checks(opened),
         ),
         starts_over_because=opened.starts_over_because,
+        workers=session_limits.workers_with_room(
+            opened.definition, opened.settings, steps.workers_of(opened.definition)
+        ),
+        no_ranges_because=_no_ranges_because(opened),
+        has_ranges_left=found.stage is not None and RANGES in found.identity,
     )
+
+
+def _with_cut(opened: Opened, described: Description, prepared: Prepared, known: Capabilities) -> Capabilities:
+    """Ask the source into how many ranges of the key its rows can be cut, where nothing else stands against it."""
+    definition, source = opened.definition, opened.source
+    if definition.options.parallel == 1 or why_not_cut(definition, known) or not isinstance(source, Splits):
+        return known
+    ranges = count_ranges(definition, known)
+    if known.has_ranges_left:
+        return replace(known, cut=Cut(ranges))
+    given = {column.name for column in described.columns}
+    order = [name for name in prepared.key if name in given]
+    return replace(known, cut=source.plan_cut(order, ranges, known.workers))
+
+
+def _no_ranges_because(opened: Opened) -> str | None:
+    if not isinstance(opened.source, Splits):
+        return say("plan.ranges_source", source=opened.source.name)
+    if not opened.target.takes_ranges:
+        return say("plan.ranges_target", target=opened.definition.final_target)
+    return None
 
 
 def _measured_rate(opened: Opened, estimated_rows: int) -> float | None:

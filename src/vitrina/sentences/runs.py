@@ -186,6 +186,7 @@ SENTENCES = {
     "run.reading_failed": "reading the source failed: {message}",
     "run.runner_silent": "the runner fell silent; the next one continues from the checkpoint",
     "run.runner_stopped": "the runner was stopped",
+    "run.snapshot_gone": "the snapshot that the load is read in is gone: {message}",
     "run.source_is_empty": "the source has no rows, but {target} does; if it shall be emptied, set options.allow_empty",
     "run.source_silent": "the source has said nothing for {seconds:.0f} s",
     "run.target_has_rls": (
@@ -204,6 +205,10 @@ SENTENCES = {
         "{letters} document(s) were refused, more than options.max_dead_letters ({budget}); see `vitrina dead-letters"
         " list`, mend the mapping or the query, and run again"
     ),
+    "run.worker_lost": (
+        "a process that loaded a range of the key ended without an answer ({how}); perhaps the system ran out of memory"
+    ),
+    "run.worker_silent": "a process that loads a range of the key has said nothing for {seconds:.0f} s",
     "run.would_cascade": (
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"
         " options.allow_cascade if that is wanted"

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
+from vitrina.connectors.postgres.source import Age
 from vitrina.errors import TransientError
 from vitrina.loads import ranged
 from vitrina.loads.control import RunControl
@@ -129,6 +130,7 @@ class Unreliable:
         self._chance = chance
         self._losses = losses
         self._tasks: list[Task] = []
+        self._is_recalled = False
 
     def submit(self, task: Task) -> None:
         self._tasks.append(task)
@@ -136,8 +138,12 @@ class Unreliable:
     def results(self, check: Callable[[], None]) -> Iterator[Result]:
         while self._tasks:
             check()
-            task = self._tasks.pop(self._chance.randrange(len(self._tasks)))
-            yield from self._fate(task)
+            recalled = self._tasks if self._is_recalled else []
+            self._is_recalled = False
+            while recalled:
+                yield Result(recalled.pop(), is_recalled=True)
+            if self._tasks:
+                yield from self._fate(self._tasks.pop(self._chance.randrange(len(self._tasks))))
 
     def _fate(self, task: Task) -> Iterator[Result]:
         lost = Result(task, error=TransientError("the worker is gone"), is_lost=True)
@@ -151,8 +157,16 @@ class Unreliable:
             return
         yield from [Result(task, filled=filled)] * self._chance.randint(1, 2)
 
+    def recall(self) -> None:
+        self._is_recalled = True
+
+    def finish(self) -> None:
+        pass
+
     def cancel(self) -> None:
         self._filler.close()
+
+    close = cancel
 
 
 def rely_on(
@@ -166,7 +180,7 @@ def rely_on(
         finally:
             engine.cancel()
 
-    patch.setattr(ranged, "_pool", pool)
+    patch.setattr(ranged, "_opened", pool)
 
 
 @pytest.mark.timeout(300)
@@ -322,6 +336,22 @@ def test_one_snapshot_is_not_mixed_with_another(bench: Workbench, monkeypatch: p
     assert run["metrics"]["consistency"] == "snapshot"
     assert "one snapshot" in run["metrics"]["started_over"]
     assert difference(bench) == []
+
+
+def test_ranges_of_a_snapshot_that_is_too_old_are_given_back(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rely_on(monkeypatch, seed=1, losses=0.0)
+    monkeypatch.setattr(Age, "is_over", property(lambda self: True))
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    with capture_logs() as lines:
+        run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["consistency"] == "mixed"
+    assert run["rows_read"] == ROWS
+    assert difference(bench) == []
+    # Some were submitted again, because the other range of their snapshot had arrived.
+    assert len(begun(lines)) > len(set(begun(lines)))
 
 
 def test_rows_that_come_meanwhile_are_not_in_the_snapshot(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 
 from vitrina.errors import TransientError, VitrinaError
-from vitrina.loads.worker_errors import unpacked
 from vitrina.ports.ranges import Filled, FillHandle, Result, Task
+from vitrina.ports.worker_errors import unpacked
 from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.transforms import forking
@@ -78,6 +78,9 @@ class LocalPool:
             with self._lock:
                 self._outstanding -= 1
             yield found
+
+    def recall(self) -> None:
+        """Do nothing: no more attempts are submitted than there are workers."""
 
     def cancel(self) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrina.definition import Definition
+from vitrina.definition import LOCAL, Definition
 from vitrina.ports.live import FollowedTable
 from vitrina.ports.ranges import Cut
 from vitrina.sentences import say
@@ -170,7 +170,7 @@ def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> 
     how = say("plan.source_at_once") if full else say("plan.source_batches")
     if full and definition.options.only_adds:
         reasons.append(_why_none_is_deleted(definition))
-    if full and definition.options.parallel != 1:
+    if full and definition.options.may_be_cut:
         reasons.append(say("plan.no_ranges", because=say("plan.ranges_source", source=known.streamed_from)))
     return Plan(
         route="arrow",
@@ -261,13 +261,17 @@ def _paging(
 
 def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
     """Tell whether processes bring ranges of the key side by side; say why not, where several were asked for."""
-    if definition.options.parallel == 1:
+    if not definition.options.may_be_cut:
         return False
     obstacle = why_not_cut(definition, known) or (known.cut.obstacle if known.cut else None)
     if obstacle or known.cut is None:
         reasons.append(say("plan.no_ranges", because=obstacle or say("plan.ranges_unasked")))
         return False
-    reasons.append(say("plan.ranges", ranges=known.cut.ranges, workers=known.workers))
+    engine = definition.options.engine
+    if engine == LOCAL:
+        reasons.append(say("plan.ranges", ranges=known.cut.ranges, workers=known.workers))
+    else:
+        reasons.append(say("plan.ranges_engine", ranges=known.cut.ranges, engine=engine))
     return True
 
 
@@ -300,8 +304,21 @@ def range_rows(definition: Definition) -> int:
 
 def count_ranges(definition: Definition, known: Capabilities) -> int:
     """Return how many ranges a load should be cut into."""
-    wanted = -(-known.estimated_rows // range_rows(definition))
-    return min(max(wanted, _RANGES_OF_WORKER * known.workers), _MOST_RANGES)
+    least = _RANGES_OF_WORKER * known.workers if definition.options.engine == LOCAL else _RANGES_OF_WORKER
+    return min(max(wanted_ranges(definition, known.estimated_rows), least), _MOST_RANGES)
+
+
+def wanted_ranges(definition: Definition, rows: int) -> int:
+    """Return how many ranges would have the rows that a range should have."""
+    return -(-rows // range_rows(definition))
+
+
+def asked_workers(definition: Definition, rows: int, processors: int) -> int:
+    """Return how many ranges are asked to be brought at a time; a cluster gets all of them unless it is told."""
+    asked = definition.options.parallel
+    if definition.options.engine != LOCAL and asked in (1, "auto"):
+        return min(max(wanted_ranges(definition, rows), _RANGES_OF_WORKER), _MOST_RANGES)
+    return processors
 
 
 def _unordered_rows(definition: Definition, known: Capabilities, route: str) -> int:

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import structlog
 
-from vitrina.loads.worker_errors import packed
 from vitrina.observe import logs
 from vitrina.ports.ranges import Filler, FillHandle, Task
+from vitrina.ports.worker_errors import packed
 from vitrina.settings import Settings
 from vitrina.store import database
 from vitrina.transforms import process

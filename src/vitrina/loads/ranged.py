@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrina.errors import FatalError, StepFailed
-from vitrina.loads import range_filling, steps
+from vitrina.loads import engines, range_filling, steps
 from vitrina.loads.filling import window_of
-from vitrina.loads.local_pool import LocalPool
 from vitrina.loads.run import Run
 from vitrina.ports.batch import Part, PartId
 from vitrina.ports.checkpoint import FRESHEST, RANGES, Checkpoint
 from vitrina.ports.checks import later
-from vitrina.ports.ranges import Engine, Filled, KeyRange, Result, SharedSnapshot, Splits, Task
+from vitrina.ports.ranges import Engine, Filled, FillHandle, KeyRange, Result, SharedSnapshot, Splits, Task
 from vitrina.ports.target import Load
 
 # Stands in the checkpoint's position as long as ranges are left: there is no single key to go on after.
@@ -33,21 +32,27 @@ def fill(run: Run, load: Load) -> None:
         raise FatalError(f"{run.job.source.name} is not read in ranges")
     window = window_of(run.job)
     handle = range_filling.handle_of(run.job, load, window, steps.moment())
-    with source.share(window) as snapshot, _pool(run, handle) as pool:
-        RangedFill(run, load, source, snapshot, pool).fill()
+    with source.share(window) as snapshot, _opened(run, handle) as engine:
+        RangedFill(run, load, source, snapshot, engine).fill()
 
 
 @contextmanager
-def _pool(run: Run, handle: Any) -> Iterator[LocalPool]:
-    limit = run.control.silence_limit_seconds
-    pool = LocalPool(handle, run.job.settings, run.plan.workers, silence_limit_seconds=limit)
-    run.context.attach(pool)
+def _opened(run: Run, handle: FillHandle) -> Iterator[Engine]:
+    engine = engines.open_engine(run, handle, lambda count: _reserve(run, count))
+    run.context.attach(engine)
     try:
-        yield pool
-        pool.finish()
+        yield engine
+        engine.finish()
     except BaseException:
-        pool.cancel()
+        engine.cancel()
         raise
+
+
+def _reserve(run: Run, count: int) -> int:
+    """Reserve part numbers, and return the one before the first. No other attempt at this load ever draws them."""
+    found = run.checkpoint
+    run.record("drawing part numbers", replace(found, batch_no=found.batch_no + count))
+    return found.batch_no
 
 
 @dataclass(frozen=True)
@@ -56,21 +61,26 @@ class Left:
 
     ranges: tuple[KeyRange, ...]
     done: int = 0
+    # The last part number before this load.
+    number_before: int = 0
 
     @classmethod
     def of(cls, found: Checkpoint) -> "Left | None":
         told: Mapping[str, Any] | None = found.identity.get(RANGES)
         if told is None:
             return None
-        return cls(tuple(KeyRange(_position(after), _position(upto)) for after, upto in told["left"]), told["done"])
+        ranges = tuple(KeyRange(_position(after), _position(upto)) for after, upto in told["left"])
+        return cls(ranges, told["done"], told.get("number_before", found.batch_no))
 
     def as_json(self) -> dict[str, Any]:
-        return {"left": [[one.after, one.upto] for one in self.ranges], "done": self.done}
+        left = [[one.after, one.upto] for one in self.ranges]
+        return {"left": left, "done": self.done, "number_before": self.number_before}
 
     def without(self, one: KeyRange, rest: tuple[KeyRange, ...]) -> "Left":
         """Accept a range, or its beginning; `rest` is what was not read of it."""
         at = self.ranges.index(one)
-        return Left((*self.ranges[:at], *rest, *self.ranges[at + 1 :]), self.done + 1)
+        ranges = (*self.ranges[:at], *rest, *self.ranges[at + 1 :])
+        return replace(self, ranges=ranges, done=self.done + 1)
 
 
 def _position(found: list[str | None] | None) -> tuple[str | None, ...] | None:
@@ -94,6 +104,8 @@ class RangedFill:
         # Numbers that this claim may still use; each is given out once.
         self._numbers: list[int] = []
         self._reopened = False
+        # Whether a range was accepted that was read in the present snapshot.
+        self._has_brought = False
 
     def fill(self) -> None:
         self._left = Left.of(self._run.checkpoint) or self._begun()
@@ -101,19 +113,35 @@ class RangedFill:
         self._submit()
         self._tell()
         self._run.meter.record(self._run.job.metastore, self._run.job.claim)
-        for result in self._engine.results(self._run.while_waiting):
+        for result in self._engine.results(self._while_waiting):
             if self._under_way.pop(result.task.number, None) is None:
                 continue  # it was told before
-            if result.filled is None:
+            if result.is_recalled:
+                self._waiting.append(result.task.range)
+            elif result.filled is None:
                 self._try_again(result)
             else:
                 self._accept(result.task, result.filled)
             self._submit()
+        self._give_back()
+
+    def _while_waiting(self) -> None:
+        """Check as every run does. A snapshot that is too old is given up, once it has brought something."""
+        self._run.while_waiting()
+        if self._snapshot.is_old and self._has_brought:
+            self._engine.recall()
+
+    def _give_back(self) -> None:
+        """Give back part numbers that engines reserved; the next load, in a stage of its own, may draw them again."""
+        last = self._left.number_before + self._left.done
+        if last < self._run.checkpoint.batch_no:
+            self._run.record("giving part numbers back", replace(self._run.checkpoint, batch_no=last))
 
     def _begun(self) -> Left:
         """Cut the whole key, and remember how."""
         run = self._run
-        left = Left(tuple(self._source.split(run.job.reading_key, KeyRange(), run.plan.ranges)))
+        ranges = self._source.split(run.job.reading_key, KeyRange(), run.plan.ranges)
+        left = Left(tuple(ranges), number_before=run.checkpoint.batch_no)
         found = replace(run.checkpoint.identified(**{RANGES: left.as_json()}), last_key=UNFINISHED)
         run.record("cutting the load into ranges", found)
         run.log.info("load.cut", ranges=len(left.ranges), workers=run.plan.workers)
@@ -127,6 +155,7 @@ class RangedFill:
             if self._under_way:
                 return
             self._reopened = self._snapshot.renew() or self._reopened
+            self._has_brought = False
         run = self._run
         while self._waiting and len(self._under_way) < run.plan.workers:
             task = self._attempt(self._waiting.pop())
@@ -143,10 +172,8 @@ class RangedFill:
     def _draw(self) -> int:
         """Draw a part number. The checkpoint passes it before it is used, so no other attempt ever draws it."""
         if not self._numbers:
-            found = self._run.checkpoint
-            last = found.batch_no + _NUMBERS_AT_ONCE
-            self._run.record("drawing part numbers", replace(found, batch_no=last))
-            self._numbers = list(range(last, found.batch_no, -1))
+            before = _reserve(self._run, _NUMBERS_AT_ONCE)
+            self._numbers = list(range(before + _NUMBERS_AT_ONCE, before, -1))
         return self._numbers.pop()
 
     def _try_again(self, result: Result) -> None:
@@ -167,6 +194,7 @@ class RangedFill:
         rest = self._rest(task, filled)
         self._left = self._left.without(task.range, rest)
         self._waiting += reversed(rest)
+        self._has_brought = True
         # Before the commit, which takes a while: the worker that brought this is free.
         self._submit()
         part = replace(filled.part, reopened=self._reopened)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -40,7 +40,10 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt at one range. Its part number is drawn for it alone: no other attempt ever has it."""
+    """One attempt at one range. Its part number is drawn for it alone: no other attempt ever has it.
+
+    An engine that tries again by itself draws a number for each try, of those that it has reserved.
+    """
 
     range: KeyRange
     number: int
@@ -71,6 +74,8 @@ class Result:
     error: BaseException | None = None
     # The worker ended without an answer: the range may be tried again, under another number.
     is_lost: bool = False
+    # The attempt was recalled, and is to be made again.
+    is_recalled: bool = False
 
 
 class Engine(Protocol):
@@ -87,9 +92,20 @@ class Engine(Protocol):
         """
         ...
 
+    def recall(self) -> None:
+        """Give back attempts that could wait for hours, because their snapshot is too old; those under way may end."""
+        ...
+
     def cancel(self) -> None:
         """End the workers and their sessions at once; from any thread, and more than once."""
         ...
+
+    def finish(self) -> None:
+        """Let workers end by themselves when nothing is left to do."""
+        ...
+
+    # `cancel`, as the lease calls it.
+    def close(self) -> None: ...
 
 
 class Filler(Protocol):
@@ -110,6 +126,18 @@ class FillHandle(Protocol):
     def modules(self) -> tuple[str, ...]: ...
 
     def open(self, settings: Settings) -> Filler: ...
+
+
+@dataclass(frozen=True)
+class EngineOpening:
+    """What an engine of a connector is given."""
+
+    handle: FillHandle
+    settings: Settings = field(repr=False)
+    # Of the connection that the pipeline names for it.
+    url: str = field(repr=False)
+    # Reserve so many part numbers in the checkpoint, and return the one before the first; for the run's own thread.
+    reserve: Callable[[int], int]
 
 
 class RangeSource(Protocol):

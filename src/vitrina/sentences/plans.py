@@ -82,6 +82,9 @@ SENTENCES = {
         "all ranges together would cost {times} times one read, so an index on ({columns}) is missing, or the"
         " rows are far apart in the table"
     ),
+    "plan.ranges_engine": (
+        "about {ranges} ranges of the key, brought by executors of {engine} under one snapshot; each counts on its own"
+    ),
     "plan.ranges_few": (
         "about {rows} rows are quickly done (from {least} rows on, processes are worth starting;"
         " options.checkpoint_rows lowers that)"

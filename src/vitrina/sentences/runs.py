@@ -205,6 +205,18 @@ SENTENCES = {
         "{letters} document(s) were refused, more than options.max_dead_letters ({budget}); see `vitrina dead-letters"
         " list`, mend the mapping or the query, and run again"
     ),
+    "run.spark_job_failed": "the job on the Spark cluster failed: {reason}",
+    "run.spark_no_answer": "the Spark cluster has ended the job without an answer for a range of the key",
+    "run.spark_package_differs": (
+        "executors of the Spark cluster have {package} {there}, the runner has {here}: install the same in the image of"
+        " the cluster"
+    ),
+    "run.spark_package_missing": (
+        "executors of the Spark cluster have no {package}, the runner has {here}: install it in the cluster's image"
+    ),
+    "run.spark_refused_login": "the Spark Connect server refuses the token in the connection's URL",
+    "run.spark_restarted": "the Spark Connect server has forgotten the job: it was started again, or ended the session",
+    "run.spark_unreachable": "the Spark Connect server does not answer: see whether it runs, and check the URL",
     "run.worker_lost": (
         "a process that loaded a range of the key ended without an answer ({how}); perhaps the system ran out of memory"
     ),

@@ -48,7 +48,8 @@ def workers_with_room(definition: Definition, settings: Settings, asked: int) ->
     for name, most in settings.max_connections.items():
         base = _sessions_needed(definition, name)
         if base:
-            counted = asked if definition.options.parallel != "auto" and definition.mode == "full" else 1
+            is_told = definition.options.parallel not in (1, "auto")
+            counted = asked if is_told and definition.mode == "full" else 1
             workers = min(workers, counted, (most - base) // base)
     return max(workers, 1)
 

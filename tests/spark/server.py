@@ -1,7 +1,7 @@
 """A Spark Connect server with two executors, each a process of its own, as `make test-spark` installs it.
 
-`python -m tests.spark.server DIRECTORY` runs one until it is interrupted; with VITRINA_TEST_SPARK_DIRECTORY tests use it,
-which saves its start while they are written.
+`python -m tests.spark.server DIRECTORY` runs one until it is interrupted; tests use the one in
+VITRINA_TEST_SPARK_DIRECTORY, which saves a start while they are written.
 """
 
 import os

@@ -205,6 +205,9 @@ SENTENCES = {
         "{letters} document(s) were refused, more than options.max_dead_letters ({budget}); see `vitrina dead-letters"
         " list`, mend the mapping or the query, and run again"
     ),
+    "run.spark_hash_key": (
+        "an executor of the Spark cluster has another VITRINA_HASH_KEY than the runner, or none: its hashes would differ"
+    ),
     "run.spark_job_failed": "the job on the Spark cluster failed: {reason}",
     "run.spark_no_answer": "the Spark cluster has ended the job without an answer for a range of the key",
     "run.spark_package_differs": (
@@ -213,6 +216,10 @@ SENTENCES = {
     ),
     "run.spark_package_missing": (
         "executors of the Spark cluster have no {package}, the runner has {here}: install it in the cluster's image"
+    ),
+    "run.spark_python_differs": (
+        "executors of the Spark cluster have another Python than the runner, which has {here}: install the same in the"
+        " image of the cluster"
     ),
     "run.spark_refused_login": "the Spark Connect server refuses the token in the connection's URL",
     "run.spark_restarted": "the Spark Connect server has forgotten the job: it was started again, or ended the session",

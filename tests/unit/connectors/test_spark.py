@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from vitrina.connectors.spark import answers, cluster, shipping, urls
-from vitrina.connectors.spark.executor import NUMBERS, Numbers
+from vitrina.connectors.spark.executor import NUMBERS, Numbers, proof_of
 from vitrina.errors import FatalError, TransientError
 from vitrina.ports.batch import Counts, DeadLetter, Lap, Part
 from vitrina.ports.ranges import Filled
+from vitrina.settings import Settings
 
 
 @pytest.mark.parametrize("url", ["sc://host:15002", "sc://host", "sc://host:15002/;use_ssl=true;token=abc"])
@@ -55,6 +57,18 @@ def test_attempts_of_two_jobs_have_different_numbers_within_what_was_reserved(at
 def test_an_attempt_beyond_what_was_reserved_is_refused(place: int) -> None:
     with pytest.raises(TransientError):
         Numbers(0, 10).of(10 + place)
+
+
+def test_another_hash_key_is_noticed_without_being_told() -> None:
+    none, one, other = (Settings(hash_key=key) for key in (None, SecretStr("canary"), SecretStr("another")))
+
+    proof = proof_of(one)
+
+    assert proof_of(none) is None
+    assert proof == proof_of(one)
+    assert proof != proof_of(other)
+    assert proof is not None
+    assert b"canary" not in proof
 
 
 def test_an_answer_is_read() -> None:

@@ -30,6 +30,7 @@ connector = Connector(
     options=SparkOptions,
     secrets=urls.SECRETS,
     url_problem=urls.problem,
+    kept_url_problem=urls.kept_problem,
     open_engine=_open_engine,
     check_engine=_check_engine,
 )

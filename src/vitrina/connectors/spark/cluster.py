@@ -100,6 +100,8 @@ def error_of(exc: Exception) -> VitrinaError:
     from grpc import RpcError, StatusCode
 
     reason = _first_line(exc)
+    if "PYTHON_VERSION_MISMATCH" in str(exc):
+        return FatalError(say("run.spark_python_differs", here=platform.python_version()))
     cause: BaseException | None = exc
     while cause is not None and not isinstance(cause, RpcError):
         cause = cause.__cause__ or cause.__context__

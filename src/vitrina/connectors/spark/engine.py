@@ -24,6 +24,7 @@ from vitrina.ports.worker_errors import unpacked
 from vitrina.sentences import say
 
 _LOOK_SECONDS = 0.2
+_LOGGED = ("debug", "info", "warning", "error", "exception")
 # How long ending a job may take; a server that does not answer is not waited for.
 _PATIENCE_SECONDS = 5.0
 # Settings that executors are told. They hold no secret; everything else is of the executor's own environment.
@@ -112,7 +113,8 @@ class _Job:
             raise FatalError("the cluster has answered twice for one range of the key")
         lines, filled, error = answers.read(answer)
         for method, fields in lines:
-            getattr(structlog.get_logger(), method)(fields.pop("event", ""), **fields)
+            if method in _LOGGED:
+                getattr(structlog.get_logger(), method)(fields.pop("event", ""), **fields)
         return Result(task, filled, unpacked(error) if error else None)
 
     def _given_up(self, error: VitrinaError) -> Iterator[Result]:
@@ -147,9 +149,9 @@ class _Job:
         cluster.require_fitting(answer.versions)
         self._refuse_cancelled()
         rows = [(place, pickle.dumps(task)) for place, task in self._left.items()]
-        fill = FillRanges(
-            pickle.dumps(self._opening.handle), self._plain(), Numbers(self._first_number, answer.attempt)
-        )
+        numbers = Numbers(self._first_number, answer.attempt)
+        proof = executor.proof_of(self._opening.settings)
+        fill = FillRanges(pickle.dumps(self._opening.handle), self._plain(), numbers, proof)
         sent = self._session.createDataFrame(rows, executor.TASKS)
         # By its place: adaptive execution would join small partitions, and ranges would wait for each other.
         return sent.repartitionById(len(rows), "place").mapInArrow(fill, executor.ANSWERS)

@@ -1,5 +1,6 @@
 """What an executor does with a range: it opens the handle with settings of its own, and fills it."""
 
+import hmac
 import pickle
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from vitrina import settings
 from vitrina.errors import FatalError, TransientError
 from vitrina.ports.ranges import Filled, FillHandle, Task
 from vitrina.ports.worker_errors import packed
+from vitrina.sentences import say
 from vitrina.store import database
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class FillRanges:
     # Settings of the runner that are no secrets; connections are looked up where this is called.
     plain: Mapping[str, Any]
     numbers: Numbers
+    # Made of the runner's VITRINA_HASH_KEY; None: it has none.
+    proof: bytes | None
 
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
@@ -79,12 +83,21 @@ class FillRanges:
         if context is None:
             raise FatalError("this is no executor")
         own = settings.load(dotenv=None, **self.plain)
+        if proof_of(own) != self.proof:
+            raise FatalError(say("run.spark_hash_key"))
         handle: FillHandle = pickle.loads(self.handle)  # noqa: S301 - as above
         filler = handle.open(own)
         try:
             return filler.fill(replace(task, number=self.numbers.of(context.taskAttemptId())), _nobody)
         finally:
             filler.close()
+
+
+def proof_of(own: settings.Settings) -> bytes | None:
+    """Make what tells whether two processes have the same key, without telling the key."""
+    if own.hash_key is None:
+        return None
+    return hmac.digest(own.hash_key.get_secret_value().encode(), b"vitrina.connectors.spark", "sha256")
 
 
 def _nobody(rows: int) -> None:

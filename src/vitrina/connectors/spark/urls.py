@@ -25,3 +25,8 @@ def problem(url: str) -> str | None:
     if given & _OURS:
         return f"the URL must not set {', '.join(sorted(given & _OURS))}"
     return None
+
+
+def kept_problem(url: str) -> str | None:
+    """Refuse what a user sends: whoever runs the cluster is sent steps, and answers for rows."""
+    return "only the operator names a cluster: VITRINA_CONN_<NAME> of API and runners"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vitrina.definition import Definition
-from vitrina.loads.plan import Capabilities, Plan, count_ranges, plan, why_not_cut
+from vitrina.loads.plan import Capabilities, Plan, asked_workers, count_ranges, plan, why_not_cut
 from vitrina.ports.ranges import Cut
 
 
@@ -100,3 +100,22 @@ def test_one_process_hears_nothing_of_ranges() -> None:
     chosen = cut(10_000_000, parallel=1)
     assert chosen.paging == "ordered stream"
     assert "ranges" not in " ".join(chosen.reasons)
+
+
+@pytest.mark.parametrize(("parallel", "at_once"), [(1, 10), ("auto", 10), (4, 4)])
+def test_a_cluster_is_given_all_ranges_unless_it_is_told_how_many(parallel: int | str, at_once: int) -> None:
+    options = {"parallel": parallel, "engine": "spark"}
+    definition = Definition.model_validate(
+        {"name": "films", "source_query": "SELECT 1 AS id", "target_table": "analytics.films", "options": options}
+    )
+    workers = asked_workers(definition, 1_000_000, parallel if isinstance(parallel, int) else 2)
+    assert workers == at_once
+
+    chosen = cut(1_000_000, parallel=parallel, engine="spark", known={"workers": workers})
+    assert (chosen.paging, chosen.ranges, chosen.workers) == ("key ranges", 10, at_once)
+    assert "executors of spark" in " ".join(chosen.reasons)
+
+
+def test_an_engine_that_is_not_installed_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="'ray' is no engine that is installed here; there are: local, spark"):
+        cut(1_000_000, engine="ray")

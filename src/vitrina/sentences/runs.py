@@ -206,7 +206,7 @@ SENTENCES = {
         " list`, mend the mapping or the query, and run again"
     ),
     "run.spark_hash_key": (
-        "an executor of the Spark cluster has another VITRINA_HASH_KEY than the runner, or none: its hashes would differ"
+        "an executor of the Spark cluster has another VITRINA_HASH_KEY than the runner, or none: hashes would differ"
     ),
     "run.spark_job_failed": "the job on the Spark cluster failed: {reason}",
     "run.spark_no_answer": "the Spark cluster has ended the job without an answer for a range of the key",

@@ -179,7 +179,8 @@ def running(directory: Path) -> Iterator[SparkServer]:
 @contextmanager
 def found_in(directory: Path) -> Iterator[SparkServer]:
     """Use a server that was started by hand; it goes on running."""
-    yield SparkServer(directory, *map(int, (directory / "ports").read_text().split()))
+    port, ui_port = map(int, (directory / "ports").read_text().split())
+    yield SparkServer(directory, port, ui_port)
 
 
 def main(directory: Path) -> None:

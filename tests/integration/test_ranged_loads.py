@@ -140,11 +140,11 @@ class Unreliable:
     def results(self, check: Callable[[], None]) -> Iterator[Result]:
         while self._tasks:
             check()
-            recalled = self._tasks if self._is_recalled else []
-            self._is_recalled = False
-            while recalled:
-                yield Result(recalled.pop(), is_recalled=True)
-            if self._tasks:
+            if self._is_recalled:
+                # What is submitted from now on is read in another snapshot.
+                recalled, self._tasks, self._is_recalled = self._tasks, [], False
+                yield from (Result(task, is_recalled=True) for task in recalled)
+            else:
                 yield from self._fate(self._tasks.pop(self._chance.randrange(len(self._tasks))))
 
     def _fate(self, task: Task) -> Iterator[Result]:

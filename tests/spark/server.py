@@ -55,6 +55,9 @@ class SparkServer:
     def start(self) -> None:
         for name in ("events", "local"):
             (self.directory / name).mkdir(exist_ok=True)
+        for name in SECRETS:
+            if not (self.directory / name).exists():  # of no database, until a test has one
+                self.tell(**{name: "postgresql://nobody:nothing@127.0.0.1:1/none"})
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._words(), env=self._environment(), stdout=log, stderr=log, start_new_session=True

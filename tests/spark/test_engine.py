@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,9 @@ def open_engine(
         return sum(reserved[:-1])
 
     def made() -> SparkEngine:
-        from spark_handles import Handle  # type: ignore[import-not-found]
-
+        handle = import_module("spark_handles").Handle(str(tmp_path / "attempts"))
         settings = Settings(transforms="spark_handles")
-        engine = SparkEngine(EngineOpening(Handle(str(tmp_path / "attempts")), settings, spark.url, reserve))
+        engine = SparkEngine(EngineOpening(handle, settings, spark.url, reserve))
         opened.append(engine)
         return engine
 

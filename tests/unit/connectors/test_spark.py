@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -42,7 +42,7 @@ def test_other_addresses_are_refused_without_their_values(url: str, said: str) -
     assert "canary" not in found
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 40), st.lists(st.integers(1, NUMBERS - 1), min_size=1, max_size=20, unique=True))
 def test_attempts_of_two_jobs_have_different_numbers_within_what_was_reserved(attempt: int, places: list[int]) -> None:
     # The server was started again between the two, so that it counts from the beginning.

@@ -5,7 +5,6 @@ VITRINA_TEST_SPARK_DIRECTORY, which saves a start while they are written.
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -76,7 +75,7 @@ class SparkServer:
             "spark.eventLog.dir": (self.directory / "events").as_uri(),
         }
         return [
-            *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master"),
+            *(str(self._home / "bin" / "spark-submit"), "--master"),
             *(MASTER, "--name", "vitrina-tests"),
             *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
             *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
@@ -84,7 +83,7 @@ class SparkServer:
 
     def _environment(self) -> dict[str, str]:
         own = {
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_HOME": str(self._home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.directory / "local"),
             "PYSPARK_PYTHON": sys.executable,
@@ -124,8 +123,18 @@ class SparkServer:
 
     @property
     def work(self) -> Path:
-        """Return where executors of a `local-cluster` write their output, whatever the environment says."""
-        return Path(pyspark.__file__).parent / "work"
+        """Return where executors of a `local-cluster` write their output."""
+        return self._home / "work"
+
+    @property
+    def _home(self) -> Path:
+        """Return a home of this server's own: a `local-cluster` works in there, whatever the environment says."""
+        home = self.directory / "home"
+        if not home.exists():
+            home.mkdir()
+            for found in Path(pyspark.__file__).parent.iterdir():
+                (home / found.name).symlink_to(found)
+        return home
 
     def kill(self) -> None:
         """Kill the driver alone, as a crash would; its executors notice by themselves."""
@@ -142,7 +151,6 @@ class SparkServer:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        shutil.rmtree(self.work, ignore_errors=True)
 
 
 def _listed() -> list[str]:

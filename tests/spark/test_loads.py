@@ -213,8 +213,8 @@ def test_no_secret_is_written_by_spark(films: Workbench, spark: SparkServer) -> 
     secrets = passwords(films)
     assert secrets
 
-    places = (*spark.directory.rglob("*"), *spark.work.rglob("*"))
-    written = [path for path in places if path.is_file() and "VITRINA_" not in path.name]
+    folders = (spark.directory / "events", spark.directory / "local", spark.work)
+    written = [spark.log, *(path for folder in folders for path in folder.rglob("*") if path.is_file())]
     texts = {str(path): path.read_bytes().decode(errors="replace") for path in written}
     [application] = json.loads(spark.page("/api/v1/applications"))
     pages = ["/jobs/", "/stages/", "/storage/", "/environment/", "/executors/", "/SQL/", "/connect/"]

@@ -133,7 +133,8 @@ class SparkServer:
         if not home.exists():
             home.mkdir()
             for found in Path(pyspark.__file__).parent.iterdir():
-                (home / found.name).symlink_to(found)
+                if found.name != "work":
+                    (home / found.name).symlink_to(found)
         return home
 
     def kill(self) -> None:

@@ -78,7 +78,7 @@ def main() -> None:
     arguments = parse()
     lines: list[Line] = []
     sizes: list[Size] = []
-    with bench(arguments) as running:
+    with bench(arguments, arguments.setting) as running:
         described = describe(running, arguments)
 
         def show(text: str) -> None:
@@ -141,11 +141,10 @@ def describe(running: Bench, arguments: argparse.Namespace) -> dict[str, object]
 
 
 @contextmanager
-def bench(arguments: argparse.Namespace) -> Iterator[Bench]:
+def bench(arguments: argparse.Namespace, setting_name: str = "friendly") -> Iterator[Bench]:
     arguments.home.mkdir(exist_ok=True)
     bindir = Path(arguments.bindir) if arguments.bindir else None
-    # Other benchmarks that use these servers have no such option.
-    setting = SETTINGS[getattr(arguments, "setting", "friendly")]
+    setting = SETTINGS[setting_name]
     with ExitStack() as stack:
         server, other = (stack.enter_context(TemporaryServer(bindir, settings=setting.server)) for _ in range(2))
         settings = _prepared(server)

@@ -48,6 +48,14 @@ def test_a_large_table_is_looked_at_in_a_sample(
     assert 0 < found["profiled_rows"] < 60
 
 
+def test_long_texts_are_cut_between_characters(bench: Workbench, place: Place) -> None:
+    bench.sql("UPDATE content.film SET title = repeat('ы', 150)")
+    make(bench, place)
+    [title] = [column for column in bench.profile("films")["columns"] if column["name"] == "title"]
+    assert (title["min_value"], title["max_value"]) == ("ы" * 100, "ы" * 100)
+    assert title["top_values"] == [{"value": "ы" * 100, "rows": 60}]
+
+
 def test_an_empty_table_has_columns_and_no_ends(bench: Workbench, place: Place) -> None:
     bench.sql("TRUNCATE content.film")
     make(bench, place)

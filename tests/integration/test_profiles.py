@@ -171,15 +171,21 @@ def test_runs_do_not_look_unless_asked_and_not_when_they_fail(bench: Workbench) 
     assert bench.sql("SELECT 1 FROM etl.etl_requests WHERE kind = 'profile'") == []
 
 
-def test_a_look_that_fails_does_not_fail_the_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(FatalError("too many columns"), "too many columns"), (OverflowError("x"), "internal error: OverflowError")],
+)
+def test_a_look_that_fails_does_not_fail_the_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
     def fail(*_: Any) -> None:
-        raise FatalError("too many columns")
+        raise error
 
     monkeypatch.setattr(mart_profile, "profile", fail)
     make(bench, options={"profile": True})
 
     assert bench.last_run("films")["metrics"]["plan"]["warnings"] == [
-        "the target was not looked at after the run: too many columns"
+        f"the target was not looked at after the run: {told}"
     ]
 
 

@@ -9,7 +9,7 @@ from tests.search.test_search_runs import pipeline
 from tests.support.workbench import Workbench
 from vitrina.connectors.search import index_profile
 from vitrina.connectors.search.client import SearchClient
-from vitrina.errors import NotFound
+from vitrina.errors import FatalError, NotFound
 
 __all__ = ["bench"]
 
@@ -36,6 +36,15 @@ def test_documents_size_and_fields_are_told(bench: Workbench, client: SearchClie
 
 def _ends(column: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(column[name] for name in ("type", "min_value", "max_value", "distinct", "nulls"))
+
+
+def test_an_index_that_does_not_keep_its_documents_is_refused(bench: Workbench, index: str) -> None:
+    pipeline(bench, index, options={"profile": True, "index": {"mappings": {"_source": {"excludes": ["title"]}}}})
+    assert bench.run("films")["status"] == "SUCCESS"
+    [warning] = bench.last_run("films")["metrics"]["plan"]["warnings"]
+    assert "does not keep its documents as they were written" in warning
+    with pytest.raises(FatalError, match=f"es:{index} does not keep its documents"):
+        bench.profile("films")
 
 
 def test_a_large_index_is_looked_at_in_a_sample(bench: Workbench, index: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def test_one_value_larger_than_all_that_is_kept_is_looked_at(monkeypatch: pytest
         ([None, None], pa.int64(), None, None, 0),
         ([None], pa.null(), None, None, 0),
         ([], pa.string(), None, None, 0),
+        # A year that Python does not hold.
+        ([2**58], pa.timestamp("us"), "11103-08-29 17:22:31.711744", "11103-08-29 17:22:31.711744", 1),
         ([True, False, True], pa.bool_(), "false", "true", 2),
     ],
 )

@@ -21,6 +21,11 @@ def look(target: Target, name: str) -> TargetProfile | None:
     raise FatalError(say("target.no_profile", target=name))
 
 
+def _warn(run: Run, message: str) -> None:
+    run.log.warning("run.not_profiled", error=message)
+    run.meter.warn(say("run.not_profiled", message=message))
+
+
 def keep(run: Run) -> None:
     """Look at the target, which the run is about to let go. The rows are right whether that succeeds or not."""
     if not run.job.definition.options.profile:
@@ -28,8 +33,10 @@ def keep(run: Run) -> None:
     try:
         found = look(run.job.target, run.job.definition.final_target)
     except RunError as exc:
-        run.log.warning("run.not_profiled", error=exc.message)
-        run.meter.warn(say("run.not_profiled", message=exc.message))
+        _warn(run, exc.message)
+        return
+    except Exception as exc:  # noqa: BLE001 - whatever a connector stumbles over, the rows are in their target
+        _warn(run, f"internal error: {type(exc).__name__}")
         return
     if found is not None:
         result = {"target": run.job.definition.final_target, **found.as_dict()}

@@ -114,6 +114,7 @@ def _ends(column: "pa.ChunkedArray") -> tuple[str | None, str | None]:
         found = pc.min_max(column)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return None, None
-    ends = pa.chunked_array([pa.array([found["min"].as_py(), found["max"].as_py()], column.type)])
+    # As Arrow has them: Python holds no year after 9999.
+    ends = pa.chunked_array([pa.array([found["min"], found["max"]], column.type)])
     least, greatest = (text and text[:LONGEST_SHOWN] for text in _texts(ends).to_pylist())
     return least, greatest

@@ -38,7 +38,7 @@ def _outputs(name: str, kind: str) -> str:
     value = quoted(name)
     ordered = not any(word in kind for word in _WITHOUT_ORDER)
     # An aggregate over no rows gives a default instead of NULL unless it is asked for NULL.
-    ends = [f"substring(toString({function}OrNull({value})), 1, {LONGEST_SHOWN})" for function in ("min", "max")]
+    ends = [f"substringUTF8(toString({function}OrNull({value})), 1, {LONGEST_SHOWN})" for function in ("min", "max")]
     return ", ".join([f"countIf(isNull({value}))", f"uniqExact({value})", *(ends if ordered else ["NULL", "NULL"])])
 
 

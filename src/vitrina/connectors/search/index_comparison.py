@@ -48,7 +48,7 @@ class IndexComparison:
         self._looked = looked
         self._found = looked.checkpoint
         self._concrete = self._standing()
-        self._refuse_altered_documents()
+        refuse_altered_documents(index.client, self._concrete, looked.definition.final_target)
 
     def _standing(self) -> str:
         definition = self._looked.definition
@@ -61,17 +61,6 @@ class IndexComparison:
         if seen is None or seen.concrete is None:
             raise FatalError(f"{definition.final_target} does not exist yet: run the pipeline first")
         return seen.concrete
-
-    def _refuse_altered_documents(self) -> None:
-        client, concrete = self._index.client, self._concrete
-        kept = client.get_mapping(concrete).get("_source", {})
-        mode = kept.get("mode") or client.get_settings(concrete).get("index.mapping.source.mode")
-        if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
-            raise FatalError(
-                f"{self._looked.definition.final_target} does not keep its documents as they were written (`_source` in"
-                " its mapping or settings), so nobody can tell what is in them: keep `_source`, rebuild the index with"
-                " a full load, and ask again"
-            )
 
     @property
     def compared(self) -> list[str]:
@@ -243,6 +232,16 @@ class IndexShelf:
         score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
         found = self._client.search(self._concrete, {"size": count, "query": score, "_source": False})
         return [hit["_id"] for hit in found["hits"]["hits"]]
+
+
+def refuse_altered_documents(client: SearchClient, concrete: str, name: str) -> None:
+    kept = client.get_mapping(concrete).get("_source", {})
+    mode = kept.get("mode") or client.get_settings(concrete).get("index.mapping.source.mode")
+    if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
+        raise FatalError(
+            f"{name} does not keep its documents as they were written (`_source` in its mapping or settings), so nobody"
+            " can tell what is in them: keep `_source`, rebuild the index with a full load, and ask again"
+        )
 
 
 def fitting_page(client: SearchClient, concrete: str) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from vitrina.connectors.search.index_comparison import fitting_page
+from vitrina.connectors.search.index_comparison import fitting_page, refuse_altered_documents
 from vitrina.ports.profile import TargetProfile
 from vitrina.ports.profiling import profile_of, texts_of
 
@@ -18,8 +18,9 @@ MOST_DOCUMENTS = 10_000
 MOST_PAGES = 8
 
 
-def profile(client: "SearchClient", concrete: str) -> TargetProfile:
+def profile(client: "SearchClient", concrete: str, name: str) -> TargetProfile:
     """Read all documents of a small index, and a random sample of a large one."""
+    refuse_altered_documents(client, concrete, name)
     client.refresh(concrete)
     documents, page = client.count(concrete), fitting_page(client, concrete)
     most = min(MOST_DOCUMENTS, MOST_PAGES * page)

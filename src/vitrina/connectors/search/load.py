@@ -84,7 +84,8 @@ class IndexTarget(BaseTarget):
         from vitrina.connectors.search import index_profile
 
         concrete = self.writer.generations.standing().concrete
-        return index_profile.profile(self.writer.client, concrete) if concrete else None
+        name = self.definition.final_target
+        return index_profile.profile(self.writer.client, concrete, name) if concrete else None
 
     def close(self) -> None:
         """Wait until nothing that was sent is still on its way, so that another try can begin."""

@@ -193,7 +193,9 @@ class S3Proxy(HttpFaultProxy):
                     connection.putheader(name, value)
             connection.endheaders(request.body or None)
             reply = connection.getresponse()
-            headers = {name: reply.getheader(name) for name in ("content-type", "etag", "last-modified")}
+            headers = {
+                name: reply.getheader(name) for name in ("content-type", "content-range", "etag", "last-modified")
+            }
             return Answer(reply.status, reply.read(), {name: value for name, value in headers.items() if value})
 
 

@@ -13,7 +13,7 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
 from vitrina.ports.schema import Column
-from vitrina.ports.source import Description, Passes, Window
+from vitrina.ports.source import BaseSource, Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
 from vitrina.sentences import say
 from vitrina.store import runs
@@ -176,7 +176,10 @@ def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
 
 def _is_read_in_passes(opened: Opened) -> bool:
     """Tell whether no plan would load what is missing at once: steps, and sources that know only marks, need passes."""
-    return (bool(opened.steps) and opened.target.loads_first_pass) or not isinstance(opened.source, Passes)
+    source = opened.source
+    if not isinstance(source, Passes) or (isinstance(source, BaseSource) and source.refills_in_passes):
+        return True
+    return bool(opened.steps) and opened.target.loads_first_pass
 
 
 def _capabilities(

@@ -124,6 +124,8 @@ class BaseSource:
     """What most sources need not say."""
 
     runs_when_described = False
+    # Of one that is `Passes`: whether an emptied target is filled again from its beginning, pass by pass.
+    refills_in_passes = False
 
     def mark(self, last: Mark | None) -> Marked:
         return Marked(None)

@@ -42,6 +42,7 @@ SENTENCES = {
     ),
     "plan.definition_changed": "the definition changed",
     "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",
+    "plan.files_source": "the files of connection {connection}",
     "plan.first_pass": "the mart is empty: the first pass loads it at once",
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
     "plan.generation_gone": "the unfinished generation is gone",

@@ -256,7 +256,7 @@ class Worker:
                         " look for a loop or a wait without an end, make batch_size smaller, or raise the option"
                     )
                 )
-            elif (used := _memory_mb(self._started.process.pid)) > limits.memory_mb:
+            elif (used := memory_mb(self._started.process.pid)) > limits.memory_mb:
                 self._end(
                     StepFailed(
                         f"{self._where()} used {used} MB, more than options.step_memory_mb ({limits.memory_mb}): keep"
@@ -317,7 +317,7 @@ class Worker:
         return self._describe(progress.read(memoryview(self._started.place)))
 
 
-def _memory_mb(pid: int) -> int:
+def memory_mb(pid: int) -> int:
     """Read the resident memory, in MiB; 0 where the system does not tell."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - read twenty times a second

@@ -198,7 +198,8 @@ def test_the_schema_is_as_before_without_other_connectors() -> None:
 
 def test_a_source_is_of_an_installed_connector(with_lake: Installed) -> None:
     assert define(source_type="lake", source_query=None, source_table="raw/films").source_connector == "lake"
-    with pytest.raises(Invalid, match=r"source_type 'search' is no connector that opens sources here; there are: lake"):
+    expected = "source_type 'search' is no connector that opens sources here; there are: files, lake, postgres"
+    with pytest.raises(Invalid, match=expected):
         define(source_type="search")
     with pytest.raises(Invalid, match="source_type 'python' is no connector"):
         define(source_type="python")

@@ -1,4 +1,4 @@
-"""Parquet files as targets, in a folder or an S3 bucket: the connector's description, which loads no driver."""
+"""Files in a folder or an S3 bucket, as targets and sources: the connector's description, which loads no driver."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from vitrina.connectors.files.options import FilesOptions
 from vitrina.ports.connector import Connector, Finding, Opening
 
 if TYPE_CHECKING:
+    from vitrina.ports.source import Source
     from vitrina.ports.target import Target
     from vitrina.settings import Settings
 
@@ -19,6 +20,12 @@ def _open_target(opening: Opening) -> "Target":
     from vitrina.connectors.files.opening import open_target
 
     return open_target(opening)
+
+
+def _open_source(opening: Opening) -> "Source":
+    from vitrina.connectors.files.opening import open_source
+
+    return open_source(opening)
 
 
 def _check(url: str, settings: "Settings") -> Iterator[Finding]:
@@ -33,12 +40,14 @@ def _place(settings: "Settings", connection: str | None) -> str | None:
 
 connector = Connector(
     name="files",
-    summary="Parquet files in a folder or an S3 bucket (`files:name`); S3 needs `vitrina[lake]`.",
+    summary="Parquet files in a folder or an S3 bucket (`files:name`); CSV, JSON Lines and Parquet there as a source."
+    " S3 and sources need `vitrina[lake]`.",
     schemes=urls.SCHEMES,
     prefix="files",
     target_name=TARGET_NAME,
     options=FilesOptions,
     secrets=urls.SECRETS,
+    open_source=_open_source,
     open_target=_open_target,
     takes_delete_when=True,
     removes_rows=True,

@@ -1,8 +1,9 @@
 """Objects of an S3 bucket, by obstore: it is the client that can put an object on a condition."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrina.connectors.files.objects import Changed, Listed, Stored, Version
@@ -17,6 +18,7 @@ _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 120
 # What one request deletes.
 _DELETED_AT_ONCE = 1000
+_RANGE_BYTES = 16 << 20
 
 
 class BucketObjects:
@@ -59,7 +61,27 @@ class BucketObjects:
         with self._translated(prefix):
             for page in _obstore().list(self._store, prefix, chunk_size=1000):
                 for one in page:
-                    yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp())
+                    yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp(), _version(one))
+
+    def download(self, listed: Listed, path: Path, check: Callable[[], None]) -> None:
+        """Copy an object into a file, in ranges: each has a time limit and retries of its own.
+
+        Raise `Changed` when it is no longer what was listed. Call `check` before each range.
+        """
+        with path.open("wb") as written:
+            while (done := written.tell()) < listed.size:
+                check()
+                written.write(self._range(listed, done, min(done + _RANGE_BYTES, listed.size)))
+
+    def _range(self, listed: Listed, start: int, end: int) -> memoryview:
+        with self._translated(listed.name):
+            found = _obstore().get(self._store, listed.name, options={"range": (start, end)})
+            if _version(found.meta) != listed.version or found.meta["size"] != listed.size:
+                raise Changed(listed.name)
+            content = memoryview(found.bytes())
+        if len(content) != end - start:
+            raise Disconnected(f"{self._where}: {listed.name} came with {len(content)} of {end - start} bytes")
+        return content
 
     def delete(self, names: Iterable[str]) -> None:
         every = list(names)
@@ -70,10 +92,14 @@ class BucketObjects:
                 except FileNotFoundError:
                     continue  # another runner was faster
 
+    @property
+    def _where(self) -> str:
+        return f"s3://{self._bucket.name}/{self._bucket.prefix}"
+
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
         errors = _obstore().exceptions
-        where = f"s3://{self._bucket.name}/{self._bucket.prefix}"
+        where = self._where
         try:
             yield
         except (errors.PreconditionError, errors.AlreadyExistsError) as exc:
@@ -96,6 +122,11 @@ class BucketObjects:
     def _refuse_missing_bucket(self, exc: Exception) -> None:
         if "NoSuchBucket" in str(exc):
             raise FatalError(f"there is no bucket {self._bucket.name}: create it, or mend the URL") from exc
+
+
+def _version(meta: Any) -> Version:
+    """Return what differs when the content does."""
+    return str(meta["e_tag"] or meta["last_modified"].isoformat())
 
 
 def _open(bucket: Bucket) -> "S3Store":

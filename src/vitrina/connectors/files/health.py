@@ -27,5 +27,7 @@ def _folder(place: Folder) -> Finding:
     if not place.path.is_dir():
         return Finding("PROBLEM", f"{place.path} is no folder", "make it, for the login of the runners, or mount it")
     if not os.access(place.path, os.W_OK | os.X_OK):
+        if os.access(place.path, os.R_OK | os.X_OK):
+            return Finding("WARNING", f"{place.path} may be read, not written", "enough for sources, not for targets")
         return Finding("PROBLEM", f"{place.path} may not be written", "give it to the login of the runners")
     return Finding("OK", f"{place.path} is a folder that may be written")

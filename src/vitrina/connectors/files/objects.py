@@ -24,6 +24,8 @@ class Listed(NamedTuple):
     name: str
     size: int
     modified: float
+    # Differs when the content does; "" where the place does not say.
+    version: Version = ""
 
 
 class Objects(Protocol):

@@ -1,4 +1,4 @@
-"""Options of a pipeline that writes files."""
+"""Options of a pipeline that writes files, or reads them."""
 
 from typing import Literal
 
@@ -20,4 +20,14 @@ class FilesOptions(BaseModel):
     )
     other_types: Literal["refuse", "string"] = Field(
         "refuse", description="What happens to columns of types that Parquet cannot hold exactly."
+    )
+    follow: str | None = Field(
+        None,
+        max_length=1000,
+        description="Of a source in mode incremental whose query reads several places: the one, as it is written there,"
+        " that is read file by file. The others are read whole.",
+    )
+    threads: int = Field(2, ge=1, le=64, description="Of a source: what DuckDB uses besides the runner's own.")
+    spill_mb: int = Field(
+        10_240, ge=0, le=10**7, description="Of a source: disk for what does not fit into memory, in MB."
     )

@@ -1,0 +1,83 @@
+"""The process in which DuckDB runs: no secret in its environment, ended with its runner, watched from outside."""
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.connectors.files.reading.engine import Engine, Limits
+from vitrina.connectors.files.reading.types import Result
+from vitrina.transforms import wire
+from vitrina.transforms.wire import Message
+
+
+def main(requests: int, replies: int, life: int, folder: str) -> None:
+    """Answer questions until there are no more."""
+    threading.Thread(target=_end_with_runner, args=[life, folder], daemon=True).start()
+    _be_ended_first()
+    about = wire.receive(requests).fields
+    engine = Engine(about["query"], Limits(**about["limits"]))
+    while True:
+        try:
+            asked = wire.receive(requests)
+        except EOFError:
+            return
+        for answer in answers(engine, asked.fields):
+            wire.send(replies, answer)
+
+
+def _end_with_runner(life: int, folder: str) -> None:
+    """Wait until the runner is gone, also a killed one, then remove what it left on disk."""
+    with suppress(OSError):
+        os.read(life, 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _be_ended_first() -> None:
+    """Let the kernel end this process before others when memory is short."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write("1000")
+
+
+def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    """Answer one question, with as many messages as it takes."""
+    try:
+        yield from _ANSWERS[asked["op"]](engine, asked)
+    except RecursionError:
+        yield Message({"error": {"class": "SourceQueryFailed", "message": "the query is nested too deeply"}})
+    except Exception as exc:  # noqa: BLE001 - the loop of a process: what is raised is told to the runner
+        yield Message({"error": wire.packed_error(exc)})
+
+
+def _judge(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    judged = engine.query
+    readings = [
+        {"patterns": list(one.patterns), "by_name": one.by_name, "is_text": one.is_text} for one in judged.readings
+    ]
+    yield Message({"readings": readings, "rowwise": judged.is_rowwise, "stable": judged.is_stable})
+
+
+def _describe(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    given = engine.given_types(asked["files"])
+    columns, schema = engine.describe(asked["files"], given)
+    yield Message({"columns": columns, "given": given}, (wire.packed_schema(schema),))
+
+
+def _read(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    expected = [Result(*column) for column in asked["columns"]]
+    for batch in engine.batches(asked["files"], asked["given"], expected, asked["rows"], asked["skip"]):
+        yield Message({}, (wire.packed(pa.Table.from_batches([batch])),))
+    yield Message({"end": True})
+
+
+_ANSWERS = {"judge": _judge, "describe": _describe, "read": _read}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

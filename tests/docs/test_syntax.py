@@ -30,9 +30,10 @@ ASSIGNMENT = re.compile(r"\w+=")
 # What the examples have beside the demo; the targets are those of `make dev SEARCH=1`.
 SETTINGS = Settings(
     allowed_source_schemas="content,ugc,sales",
-    allowed_targets="analytics.*,clickhouse:*,es:*,files:*",
+    allowed_targets="analytics.*,clickhouse:*,es:*,files:*,iceberg:*",
     connections={
         "lake": SecretStr("file:///lake"),
+        "lakehouse": SecretStr("iceberg+postgresql://lake/lake?warehouse=file:///lake"),
         "olap": SecretStr("clickhouse://olap/default"),
         "shop": SecretStr("postgresql://shop/shop"),
     },

@@ -118,7 +118,7 @@ def shows_while_loading(self: Any, part: Any, fence: Any) -> None:
     fence.after()
 
 
-def changes_without_asking(self: Ledger, make: Callable[[Manifest], Manifest]) -> Manifest:
+def changes_without_asking(self: Ledger, make: Callable[[Manifest], Manifest], record: bytes = b"") -> Manifest:
     return self._change(make)
 
 

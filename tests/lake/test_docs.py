@@ -15,31 +15,40 @@ PAGE = ROOT / "docs/how-to/parquet-files.md"
 READING = ROOT / "docs/how-to/read-files.md"
 
 
-def typed(text: str, note: str | None = None) -> Block:
-    return Block(PAGE, 0, "bash", None, text, note)
+def typed(page: Path, text: str, note: str | None = None) -> Block:
+    return Block(page, 0, "bash", None, text, note)
+
+
+def type_page(page: Path, *then: Path, **environment: str) -> tuple[int, str]:
+    """Type pages on a platform of their own; return the films that the first one's reader found, and what was said."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)  # root's PostgreSQL runs as somebody else
+        checkout = Checkout(Path(directory))
+        checkout.add_environment(**environment)
+        try:
+            first, *others = _commands(page)
+            said = [checkout.run(typed(page, "make demo\n")), checkout.run(dataclasses.replace(first, note=None))]
+            checkout.run(typed(page, "make dev\n", "keeps running"))
+            checkout.run(typed(page, "source .venv/bin/activate\n"))
+            said += [checkout.run(dataclasses.replace(block, note=None)) for block in others]
+            said += [checkout.run(dataclasses.replace(block, note=None)) for block in _commands(*then)]
+            return len((Path(directory) / "films.csv").read_text().splitlines()) - 1, "".join(said)
+        finally:
+            checkout.close()
+
+
+def _commands(*pages: Path) -> list[Block]:
+    return [block for page in pages for block in blocks.of(page) if block.is_command or block.title]
 
 
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_pages_work() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)  # root's PostgreSQL runs as somebody else
-        checkout = Checkout(Path(directory))
-        try:
-            first, *others = [block for block in blocks.of(PAGE) if block.is_command or block.title]
-            said = [checkout.run(typed("make demo\n")), checkout.run(dataclasses.replace(first, note=None))]
-            checkout.run(typed("make dev\n", "keeps running"))
-            checkout.run(typed("source .venv/bin/activate\n"))
-            said += [checkout.run(dataclasses.replace(block, note=None)) for block in others]
-            reading = [block for block in blocks.of(READING) if block.is_command or block.title]
-            read = [checkout.run(dataclasses.replace(block, note=None)) for block in reading]
-            films = len((Path(directory) / "films.csv").read_text().splitlines()) - 1
-        finally:
-            checkout.close()
+    films, said = type_page(PAGE, READING)
     assert films > 100
-    assert "equal" in said[-1]
-    assert len(read) >= 6
-    assert "Alien" in "".join(read)
-    assert "SUCCESS" in read[-1]
+    assert "equal" in said
+    assert len(_commands(READING)) >= 6
+    assert "Alien" in said
+    assert "SUCCESS" in said[-1000:]
 
 
 def test_the_query_of_the_page_is_the_one_that_tests_ask() -> None:

@@ -23,12 +23,12 @@ def bench(lake_bench: Workbench) -> Workbench:
     return lake_bench
 
 
-def run_killed(bench: Workbench, place: Path, at: str) -> None:
+def run_killed(bench: Workbench, place: Path, at: str, targets: str = "files:*") -> None:
     """A runner that is killed at a failpoint, and one that finds its work when the lease is over."""
     environment = {
         "PYTHONPATH": os.environ["PYTHONPATH"],
         "VITRINA_CONN_LAKE": bench.settings.connections["lake"].get_secret_value(),
-        "VITRINA_ALLOWED_TARGETS": "files:*",
+        "VITRINA_ALLOWED_TARGETS": targets,
         "VITRINA_LEASE_TTL_SECONDS": "5",
     }
     bench.request("films")

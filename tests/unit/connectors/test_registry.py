@@ -132,7 +132,7 @@ def test_the_second_of_two_packages_is_left_out() -> None:
 
 def test_a_connector_that_is_not_installed_is_named(with_lake: Installed) -> None:
     with pytest.raises(
-        ConfigError, match=r"no connector 'delta' is installed here \(installed: clickhouse, files, lake, postgres"
+        ConfigError, match=r"no connector 'delta' is installed here \(installed: clickhouse, files, iceberg, lake"
     ):
         registry.get("delta")
 
@@ -147,7 +147,7 @@ def test_targets_of_a_connector_are_on_the_allow_list(with_lake: Installed) -> N
     assert not is_allowed_target("lake:films", TargetPolicy.of(["*"]))
     with pytest.raises(
         ForbiddenTarget,
-        match="no connector with the prefix 'delta' is installed here, only clickhouse, es, files, lake",
+        match="no connector with the prefix 'delta' is installed here, only clickhouse, es, files, iceberg, lake",
     ):
         parse_target("delta:films", allowed)
 

@@ -1,10 +1,9 @@
-"""Removing files that no manifest names: of loads that were given up, and of generations that are no longer kept."""
+"""Removing files that nothing names: of loads that were given up, and of generations that are no longer kept."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vitrina.connectors.files import names
-from vitrina.connectors.files.manifest import Manifest
 from vitrina.connectors.files.objects import Objects
 
 # Another pipeline may be at work on such a file; one that has been so for a week is given up.
@@ -20,17 +19,16 @@ class Cleaner:
     require_held: Callable[[], object]
 
 
-def clean(objects: Objects, folder: str, manifest: Manifest, cleaner: Cleaner, *, but: frozenset[str]) -> int:
-    """Delete files that the manifest does not name, except in the folders of the loads in `but`; return how many."""
-    left = [path for path in _left(objects, folder, manifest, cleaner) if names.generation_of(path) not in but]
+def clean(objects: Objects, folder: str, named: set[str], cleaner: Cleaner, *, but: frozenset[str]) -> int:
+    """Delete files that are not named, except in the folders of the loads in `but`; return how many."""
+    left = [path for path in _left(objects, folder, named, cleaner) if names.generation_of(path) not in but]
     if left:
         cleaner.require_held()
         objects.delete(f"{folder}/{path}" for path in left)
     return len(left)
 
 
-def _left(objects: Objects, folder: str, manifest: Manifest, cleaner: Cleaner) -> Iterator[str]:
-    named = manifest.named()
+def _left(objects: Objects, folder: str, named: set[str], cleaner: Cleaner) -> Iterator[str]:
     listed = [(one.name.removeprefix(f"{folder}/"), one.modified) for one in objects.list(f"{folder}/{names.DATA}/")]
     # By the clock of the place itself: that of this machine may be wrong.
     now = max((modified for _, modified in listed), default=0.0)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,7 +50,17 @@ _DIGITS = 38
 Others = Literal["refuse", "string"]
 
 
-def arrow_type(column: Column, others: Others) -> pa.DataType:
+class Format(NamedTuple):
+    """What people call the format of a target, and where its options stand."""
+
+    name: str = "Parquet"
+    options: str = "options.files"
+
+
+PARQUET = Format()
+
+
+def arrow_type(column: Column, others: Others, wanted: Format = PARQUET) -> pa.DataType:
     """Return the type that holds every value of the column exactly. Refuse the column by name if there is none."""
     if column.type.endswith("[]"):
         element = _scalar(column.type.removesuffix("[]"))
@@ -63,8 +73,8 @@ def arrow_type(column: Column, others: Others) -> pa.DataType:
     if others == "string":
         return pa.string()
     raise TargetMismatch(
-        f"column {column.name!r} is of type {column.type}, which Parquet has no exact type for: {_advice(column)}, or"
-        ' set options.files.other_types to "string" to write such columns as text'
+        f"column {column.name!r} is of type {column.type}, which {wanted.name} has no exact type for:"
+        f' {_advice(column, wanted)}, or set {wanted.options}.other_types to "string" to write such columns as text'
     )
 
 
@@ -80,10 +90,10 @@ def _bare(kind: str) -> str:
     return _MODIFIER.sub("", kind)
 
 
-def _advice(column: Column) -> str:
+def _advice(column: Column, wanted: Format) -> str:
     if _bare(column.type) == "numeric":
         return f"cast it in the query to numeric(p,s) with at most {_DIGITS} digits"
-    return "cast it in the query to a type that Parquet has, such as text"
+    return f"cast it in the query to a type that {wanted.name} has, such as text"
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,8 @@ class Layout:
     schema: pa.Schema
     partition_by: tuple[str, ...] = ()
     delete_when: str | None = None
+    # The two columns of ours.
+    technical: pa.Schema = TECHNICAL
 
     @classmethod
     def of(
@@ -105,10 +117,11 @@ class Layout:
         partition_by: Sequence[str] = (),
         delete_when: str | None = None,
         others: Others = "refuse",
+        wanted: Format = PARQUET,
     ) -> "Layout":
         _require_columns(columns, key, partition_by, delete_when)
         written = tuple(column for column in columns if column.name != delete_when)
-        schema = pa.schema([pa.field(column.name, arrow_type(column, others)) for column in written])
+        schema = pa.schema([pa.field(column.name, arrow_type(column, others, wanted)) for column in written])
         return cls(written, tuple(key), schema, tuple(partition_by), delete_when)
 
     @property

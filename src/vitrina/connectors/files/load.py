@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -100,7 +100,7 @@ class ReplaceLoad(FilesLoad):
         if not (found.identity.get(IDENTITY) or {}).get("load"):
             return "the checkpoint does not say which files it counted"
         if found.rows and not self.is_shown and not self._listed():
-            return f"its files are gone from files:{self._target.folder}"
+            return f"its files are gone from {self._target.title}"
         return None
 
     def begin(self, fence: Fence) -> None:
@@ -125,7 +125,7 @@ class ReplaceLoad(FilesLoad):
         rows = sum(file.rows for group in self._groups for file in group.files)
         if rows != found.rows:
             raise StageLost(
-                f"the unfinished load has {rows:,} of {found.rows:,} rows that were written to files:{target.folder}:"
+                f"the unfinished load has {rows:,} of {found.rows:,} rows that were written to {target.title}:"
                 " files of it are gone, so it begins again"
             )
         return True
@@ -149,7 +149,7 @@ class ReplaceLoad(FilesLoad):
             if self._loading.refuses_repeats:
                 groups.refuse_repeats(kept, target.reader, target.layout)
             self._require_files(kept)
-            target.ledger.change(lambda manifest: self._shown(manifest, kept, found))
+            target.ledger.change(lambda manifest: self._shown(manifest, kept, found), fence.record)
         failpoints.hit("publish.applied")
         shown = target.ledger.read().shown
         fence.after(Done(identity={IDENTITY: {"generation": shown.name if shown else None}}))
@@ -160,7 +160,7 @@ class ReplaceLoad(FilesLoad):
         there = {file.path for group in self._listed() for file in group.files}
         missing = [file.path for group in kept for file in group.files if file.path not in there]
         if missing:
-            raise StageLost(f"{missing[0]} is gone from files:{self._target.folder}, so the load begins again")
+            raise StageLost(f"{missing[0]} is gone from {self._target.title}, so the load begins again")
 
     def _shown(self, manifest: Manifest, kept: Sequence[Group], found: Checkpoint) -> Manifest:
         if self._is_in(manifest):
@@ -172,13 +172,18 @@ class ReplaceLoad(FilesLoad):
             previous = manifest.previous
         else:
             target.refuse_shrinking(sum(file.rows for file in files), before)
-            shown = replace(target.generation(self.name), files=files)
+            shown = replace(target.generation(self.name, self._kind), files=files)
             previous = ((before,) if before else ()) + manifest.previous
             previous = previous[: target.definition.options.keep_generations]
         begun = self._started
         sequence = max(manifest.last_sequence, begun.sequence(max(found.batch_no, begun.first)))
         made = replace(manifest, shown=shown, previous=previous, last_sequence=sequence)
         return made.writing(target.pipeline, load=self.name)
+
+    @property
+    def _kind(self) -> Literal["snapshot", "log"]:
+        """Return what becomes of it: rows whose keys may repeat are entries of a log."""
+        return "snapshot" if self._loading.refuses_repeats else "log"
 
     def discard(self) -> None:
         self._target.clean(self._target.ledger.read())
@@ -200,7 +205,7 @@ class MergeLoad(FilesLoad):
         known = (found.identity.get(IDENTITY) or {}).get("generation")
         if shown and known == shown.name:
             return None
-        return f"files:{self._target.folder} was deleted or replaced since the last pass"
+        return f"{self._target.title} was deleted or replaced since the last pass"
 
     def begin(self, fence: Fence) -> None:
         manifest = self._log()
@@ -227,7 +232,7 @@ class MergeLoad(FilesLoad):
 
     def commit(self, part: Part, fence: Fence) -> None:
         """Show the files with the part's rows. Rows of the parts after it may stand in them and be shown, too."""
-        self._show(part.number)
+        self._show(part.number, fence)
         fence.after(Done(part.counts))
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
@@ -236,7 +241,7 @@ class MergeLoad(FilesLoad):
         if rows.num_rows:
             with self.writer() as writer:
                 writer.remove(rows, PartId(self._target.epoch, number))()
-            self._show(number)
+            self._show(number, fence)
         counts = Counts(deleted=rows.num_rows)
         fence.after(Done(counts))
         return counts
@@ -244,20 +249,20 @@ class MergeLoad(FilesLoad):
     def _rows_of(self, keys: Sequence[Key]) -> pa.Table:
         """Read the rows that count and have these keys. Nothing less than the whole target tells where they are."""
         layout, shown = self._target.layout, self._target.ledger.read().shown
-        scanned = self._target.reader.scan(shown) if shown else ()
+        scanned = self._target.rows_of(shown) if shown else ()
         found = [only_keys(rows, layout.key, set(keys)) for rows in scanned]
         return pa.concat_tables([layout.schema.empty_table(), *found])
 
-    def _show(self, number: int) -> None:
+    def _show(self, number: int, fence: Fence) -> None:
         holding = [group for group in self._groups if group.first <= number <= group.last and group.files]
         if holding:
-            self._target.ledger.change(lambda manifest: self._with(manifest, holding))
+            self._target.ledger.change(lambda manifest: self._with(manifest, holding), fence.record)
             self._groups = [group for group in self._groups if group not in holding]
             failpoints.hit("merge.applied")
 
     def _with(self, manifest: Manifest, holding: Sequence[Group]) -> Manifest:
         if manifest.shown is None or manifest.shown.name != self._generation:
-            raise StageLost(f"files:{self._target.folder} was replaced by hand while it was written")
+            raise StageLost(f"{self._target.title} was replaced by hand while it was written")
         sequence = max(manifest.last_sequence, *(self._started.sequence(group.last) for group in holding))
         return replace(manifest, shown=with_files(manifest.shown, holding), last_sequence=sequence)
 

@@ -1,6 +1,7 @@
 """The manifest of a target: the one object that says which files count. Nothing is visible before it says so."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -124,14 +125,11 @@ class Manifest:
             raise FatalError(f"{MANIFEST} is none that Vitrina wrote: move it away, or choose another target") from exc
 
 
-class Ledger:
-    """The manifest as one claim of a pipeline may change it."""
+class BaseLedger(ABC):
+    """What a target shows, as one claim of a pipeline may change it."""
 
-    def __init__(
-        self, objects: Objects, folder: str, *, pipeline: str, epoch: int, wait: Callable[[float], object]
-    ) -> None:
-        self._objects = objects
-        self._name = f"{folder}/{MANIFEST}"
+    def __init__(self, name: str, *, pipeline: str, epoch: int, wait: Callable[[float], object]) -> None:
+        self._name = name
         self._pipeline = pipeline
         self._epoch = epoch
         self._wait = wait
@@ -149,26 +147,29 @@ class Ledger:
 
         self._change(take)
 
-    def change(self, make: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by what `make` makes of it, as long as the claim is the latest of its pipeline."""
+    def change(self, make: Callable[[Manifest], Manifest], record: bytes = b"") -> Manifest:
+        """Replace the manifest by what `make` makes of it, as long as the claim is the latest of its pipeline.
+
+        `record` is the checkpoint, for a place that keeps it with the change.
+        """
 
         def held(found: Manifest) -> Manifest:
             if found.writers.get(self._pipeline, Writing()).epoch != self._epoch:
                 raise self._late()
             return make(found)
 
-        return self._change(held)
+        return self._change(held, record)
 
-    def _change(self, make: Callable[[Manifest], Manifest]) -> Manifest:
+    def _change(self, make: Callable[[Manifest], Manifest], record: bytes = b"") -> Manifest:
         change = uuid4().hex
         for attempt in range(_TRIES):
             pause = _PAUSE_SECONDS[min(attempt, len(_PAUSE_SECONDS) - 1)]
             found, version = self._find()
-            if found.change == change:
+            if self._is_applied(change, found, version):
                 return found  # it was applied, and the reply was lost
             wanted = replace(make(found), change=change)
             try:
-                self._objects.replace(self._name, wanted.to_bytes(), version)
+                self._store(wanted, version, record)
             except Changed:
                 self._wait(pause)
             except Disconnected:
@@ -180,9 +181,33 @@ class Ledger:
                 return wanted
         raise Disconnected(f"{self._name} keeps changing: other pipelines write to it all the time")
 
+    @abstractmethod
+    def _find(self) -> tuple[Manifest, Any]:
+        """Read the manifest, and what tells whether it is still that one."""
+
+    @abstractmethod
+    def _store(self, wanted: Manifest, version: Any, record: bytes) -> None:
+        """Replace what was found with `version`. Raise `Changed` when it is no longer that."""
+
+    def _is_applied(self, change: str, found: Manifest, version: Any) -> bool:
+        return found.change == change
+
+    def _late(self) -> LeaseLost:
+        return LeaseLost(f"{self._name} was seized by a later claim than that of epoch {self._epoch}")
+
+
+class Ledger(BaseLedger):
+    """The manifest as an object beside the files."""
+
+    def __init__(
+        self, objects: Objects, folder: str, *, pipeline: str, epoch: int, wait: Callable[[float], object]
+    ) -> None:
+        super().__init__(f"{folder}/{MANIFEST}", pipeline=pipeline, epoch=epoch, wait=wait)
+        self._objects = objects
+
     def _find(self) -> tuple[Manifest, Version | None]:
         found = self._objects.find(self._name)
         return (Manifest.from_bytes(found.content), found.version) if found else (Manifest(), None)
 
-    def _late(self) -> LeaseLost:
-        return LeaseLost(f"{self._name} was seized by a later claim than that of epoch {self._epoch}")
+    def _store(self, wanted: Manifest, version: Version | None, record: bytes) -> None:
+        self._objects.replace(self._name, wanted.to_bytes(), version)

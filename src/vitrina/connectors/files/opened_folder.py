@@ -1,14 +1,16 @@
 """A folder of files that is open for writing: its manifest, its form, and what the loads ask of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from secrets import token_hex
 
+import pyarrow as pa
+
 from vitrina.connectors.files import cleaning
 from vitrina.connectors.files.columns import Layout
-from vitrina.connectors.files.manifest import Generation, Ledger, Manifest
+from vitrina.connectors.files.manifest import BaseLedger, Generation, Ledger, Manifest
 from vitrina.connectors.files.objects import Objects
-from vitrina.connectors.files.options import FilesOptions
+from vitrina.connectors.files.options import ParquetOptions
 from vitrina.connectors.files.parquet import Packing
 from vitrina.connectors.files.scan import Reader
 from vitrina.connectors.files.writer import Writing
@@ -22,18 +24,28 @@ from vitrina.ports.target import Loading
 class OpenedFolder:
     """One folder, for one claim of one pipeline; `FilesTarget` makes a target of it."""
 
+    prefix = "files"
+
     def __init__(self, opening: Opening, objects: Objects) -> None:
         self.objects = objects
-        self.folder = opening.name
+        # What people call it.
+        self.title = f"{self.prefix}:{opening.name}"
+        self.folder = self._folder_of(opening.name)
         self.definition = opening.definition
         self.context = opening.context
         self.epoch = opening.work.epoch
         self.pipeline = opening.work.pipeline_id.hex
-        self.options = opening.options if isinstance(opening.options, FilesOptions) else FilesOptions()
-        self.ledger = Ledger(objects, self.folder, pipeline=self.pipeline, epoch=self.epoch, wait=self.context.wait)
+        self.options = opening.options if isinstance(opening.options, ParquetOptions) else ParquetOptions()
+        self.ledger = self._open_ledger()
         self._layout: Layout | None = None
         # Of this try: see names.FileName.
         self.attempt = token_hex(4)
+
+    def _folder_of(self, name: str) -> str:
+        return name
+
+    def _open_ledger(self) -> BaseLedger:
+        return Ledger(self.objects, self.folder, pipeline=self.pipeline, epoch=self.epoch, wait=self.context.wait)
 
     @property
     def layout(self) -> Layout:
@@ -45,6 +57,10 @@ class OpenedFolder:
     def reader(self) -> Reader:
         return Reader(self.objects, self.folder, self.layout)
 
+    def rows_of(self, shown: Generation) -> Iterator[pa.Table]:
+        """Yield the rows that count."""
+        return self.reader.scan(shown)
+
     def generation(self, name: str, kind: str = "snapshot") -> Generation:
         """Create an empty generation in the form of this pipeline."""
         layout = self.layout
@@ -54,7 +70,7 @@ class OpenedFolder:
         """Add this pipeline's columns to what is shown. Refuse columns that cannot be in one log."""
         if shown.key != self.layout.key or shown.partition_by != self.layout.partition_by:
             raise TargetMismatch(
-                f"files:{self.folder} has the key ({', '.join(shown.key)}) and the partitions"
+                f"{self.title} has the key ({', '.join(shown.key)}) and the partitions"
                 f" ({', '.join(shown.partition_by)}), and the pipeline others: let a full load write it from scratch"
             )
         known = {column.name: column for column in shown.columns}
@@ -82,7 +98,7 @@ class OpenedFolder:
 
     @property
     def _does_not_fit(self) -> str:
-        return f"files:{self.folder} does not fit the query"
+        return f"{self.title} does not fit the query"
 
     @property
     def packing(self) -> Packing:
@@ -109,14 +125,14 @@ class OpenedFolder:
         options, before = self.definition.options, shown.rows if shown else 0
         if rows == 0 and before and not options.allow_empty:
             raise ShrinkRefused(
-                f"the source has no rows, but files:{self.folder} has; if it shall be emptied, set options.allow_empty",
+                f"the source has no rows, but {self.title} has; if it shall be emptied, set options.allow_empty",
                 EMPTY,
             )
         # How many rows of a log count, nobody knows without reading it.
         counts = shown is not None and shown.kind == "snapshot"
         if counts and 0 < rows < before * (1 - options.shrink_limit):
             raise ShrinkRefused(
-                f"publishing would leave {rows:,} of {before:,} rows in files:{self.folder}; if the source really"
+                f"publishing would leave {rows:,} of {before:,} rows in {self.title}; if the source really"
                 " shrank that much, set options.allow_shrink and run again"
             )
 
@@ -126,7 +142,7 @@ class OpenedFolder:
             cleaning.clean(
                 self.objects,
                 self.folder,
-                manifest,
+                manifest.named(),
                 cleaning.Cleaner(self.pipeline, self.epoch, self.context.require_held),
                 but=frozenset(filter(None, but)),
             )

@@ -1,12 +1,12 @@
-"""Options of a pipeline that writes files, or reads them."""
+"""Options of a pipeline that writes Parquet files, or reads files."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class FilesOptions(BaseModel):
-    """Options of one pipeline, in `options.files`."""
+class ParquetOptions(BaseModel):
+    """How Parquet files are written, whatever names them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -15,11 +15,16 @@ class FilesOptions(BaseModel):
         32, ge=1, le=64, description="Rows of a file, in MB of memory; compressed files are several times smaller."
     )
     row_group_mb: int = Field(16, ge=1, le=64, description="Rows of a row group, in MB of memory.")
-    partition_by: list[str] = Field(
-        default_factory=list, max_length=5, description="Columns whose values become folders, such as `country=PT`."
-    )
     other_types: Literal["refuse", "string"] = Field(
         "refuse", description="What happens to columns of types that Parquet cannot hold exactly."
+    )
+
+
+class FilesOptions(ParquetOptions):
+    """Options of one pipeline, in `options.files`."""
+
+    partition_by: list[str] = Field(
+        default_factory=list, max_length=5, description="Columns whose values become folders, such as `country=PT`."
     )
     follow: str | None = Field(
         None,

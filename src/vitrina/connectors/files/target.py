@@ -6,15 +6,17 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitrina.connectors.files.columns import Layout
+from vitrina.connectors.files.columns import PARQUET, Layout
 from vitrina.connectors.files.load import MergeLoad, ReplaceLoad
 from vitrina.connectors.files.manifest import Generation, Manifest
 from vitrina.connectors.files.opened_folder import OpenedFolder
-from vitrina.connectors.files.scan import Reader, only_keys
+from vitrina.connectors.files.options import FilesOptions
+from vitrina.connectors.files.scan import only_keys
 from vitrina.errors import CannotConnect, Disconnected, TargetMismatch
 from vitrina.ports.batch import Key
 from vitrina.ports.profile import TargetProfile
 from vitrina.ports.profiling import profile_of
+from vitrina.ports.schema import Column
 from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
 
 
@@ -22,6 +24,7 @@ class FilesTarget(OpenedFolder, BaseTarget):
     """A folder as the target of a run."""
 
     no_shortcut_because = "the target is files"
+    format = PARQUET
 
     # --- preparing -------------------------------------------------------------------------------------------------
 
@@ -31,29 +34,37 @@ class FilesTarget(OpenedFolder, BaseTarget):
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
         if self.definition.mode == "live":
             raise TargetMismatch(
-                f"files:{self.folder} cannot be live: each batch would add a file that every reader opens, and only a"
+                f"{self.title} cannot be live: each batch would add a file that every reader opens, and only a"
                 " full load would remove them; use mode incremental with a schedule_interval, such as 1m, or mode full"
             )
         if not wanted.key:
-            raise TargetMismatch(f"files:{self.folder} needs target_key, the columns that tell rows apart")
-        self._layout = Layout.of(
-            wanted.columns,
-            wanted.key,
-            partition_by=self.options.partition_by,
-            delete_when=self.definition.options.delete_when,
-            others=self.options.other_types,
-        )
+            raise TargetMismatch(f"{self.title} needs target_key, the columns that tell rows apart")
+        self._layout = self._layout_of(wanted.columns, wanted.key)
         shown = with_patience(self.ledger.read).shown
         if shown and self.definition.mode == "incremental":
             self.joined(shown)
         return self._prepared(shown)
+
+    @property
+    def _partition_by(self) -> Sequence[str]:
+        return self.options.partition_by if isinstance(self.options, FilesOptions) else ()
+
+    def _layout_of(self, columns: Sequence[Column], key: Sequence[str]) -> Layout:
+        return Layout.of(
+            columns,
+            key,
+            partition_by=self._partition_by,
+            delete_when=self.definition.options.delete_when,
+            others=self.options.other_types,
+            wanted=self.format,
+        )
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
         """Prepare to empty the target for a source without rows, if it may. Its columns stay."""
         shown = with_patience(self.ledger.read).shown
         if not replaces or shown is None or self.definition.options.shared_target:
             return None
-        self._layout = layout_of(shown)
+        self._layout = self._layout_of_shown(shown)
         return replace(self._prepared(shown), key=())
 
     def _prepared(self, shown: Generation | None) -> Prepared:
@@ -62,7 +73,7 @@ class FilesTarget(OpenedFolder, BaseTarget):
 
     def fingerprint(self) -> Sequence[object]:
         """List the options that decide the form of files. A load resumes only while they stay the same."""
-        return (self.options.partition_by, self.options.other_types, self.definition.options.delete_when)
+        return (list(self._partition_by), self.options.other_types, self.definition.options.delete_when)
 
     def open_load(self, loading: Loading) -> Load:
         return ReplaceLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
@@ -73,9 +84,13 @@ class FilesTarget(OpenedFolder, BaseTarget):
         shown = self.ledger.read().shown
         if shown is None:
             return
-        layout = self._layout or layout_of(shown)
-        for rows in Reader(self.objects, self.folder, layout).scan(shown):
-            yield rows if keys is None else only_keys(rows, layout.key, set(keys))
+        self._layout = self._layout or self._layout_of_shown(shown)
+        for rows in self.rows_of(shown):
+            yield rows if keys is None else only_keys(rows, self._layout.key, set(keys))
+
+    def _layout_of_shown(self, shown: Generation) -> Layout:
+        """Derive the form from what was written, whose types were judged then."""
+        return Layout.of(shown.columns, shown.key, partition_by=shown.partition_by, others="string")
 
     def profile(self) -> TargetProfile | None:
         shown = with_patience(self.ledger.read).shown
@@ -84,11 +99,6 @@ class FilesTarget(OpenedFolder, BaseTarget):
     def as_written(self, rows: pa.Table) -> pa.Table:
         deleted = self.layout.deleted(rows)
         return self.layout.fitted(rows if deleted is None else rows.filter(pc.invert(deleted)))
-
-
-def layout_of(shown: Generation) -> Layout:
-    """Derive the form from what was written, whose types were judged then."""
-    return Layout.of(shown.columns, shown.key, partition_by=shown.partition_by, others="string")
 
 
 def with_patience(look: Callable[[], "Manifest | None"]) -> Manifest:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrina.connectors.files import parquet
-from vitrina.connectors.files.columns import DELETED, ROW_BITS, TECHNICAL, VERSION, Layout, comparable, require_key
+from vitrina.connectors.files.columns import DELETED, ROW_BITS, VERSION, Layout, comparable, require_key
 from vitrina.connectors.files.manifest import DataFile
 from vitrina.connectors.files.names import DATA, FileName
 from vitrina.connectors.files.objects import Objects
@@ -101,6 +101,7 @@ class FilesWriter:
 
     def remove(self, rows: pa.Table, part: PartId) -> Receipt:
         """Write that these rows, given as the target has them, are deleted."""
+        rows = rows.cast(self._writing.layout.schema)
         table = self._marked(rows, pa.repeat(True, rows.num_rows), part.number)
         return self._take(table, Counts(deleted=rows.num_rows), part)
 
@@ -144,8 +145,9 @@ class FilesWriter:
         return self._marked(table, deleted, number), Counts(inserted=table.num_rows - gone, deleted=gone)
 
     def _marked(self, table: pa.Table, deleted: "pa.Array | pa.ChunkedArray", number: int) -> pa.Table:
-        table = table.append_column(TECHNICAL.field(VERSION), self._versions(table.num_rows, number))
-        return table.append_column(TECHNICAL.field(DELETED), deleted)
+        technical = self._writing.layout.technical
+        table = table.append_column(technical.field(VERSION), self._versions(table.num_rows, number))
+        return table.append_column(technical.field(DELETED), deleted)
 
     def _versions(self, count: int, number: int) -> pa.Array:
         if number != self._part:

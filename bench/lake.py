@@ -1,8 +1,9 @@
-"""Full loads into Parquet files in a folder, against COPY read by pyarrow and written by `pyarrow.parquet`.
+"""Full loads into Parquet files and Iceberg tables in a folder, against COPY written by `pyarrow.parquet`.
 
     python -m bench.lake [--rows 1000000] [--repeat 3] [--growth 1000000,10000000]
 
-Both write the same columns with zstd. Growth is the runner's peak memory; a fresh runner loads each size.
+All write the same columns with zstd. The catalog of the Iceberg table is in the same Postgres. Growth is the runner's
+peak memory; a fresh runner loads each size. `PYTHONPATH` names where `make test-lake` installed what both need: .lake.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import re
 import statistics
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +24,8 @@ from bench.ours import Platform
 from bench.servers import prepared
 from vitrina.settings import Settings
 
+# By the names of their pipelines and connections.
+TARGETS = {"files": "files:films", "iceberg": "iceberg:marts.films"}
 TYPES = {
     "id": pa.string(),
     "title": pa.string(),
@@ -43,7 +47,9 @@ def main() -> None:
         try:
             figures = _race(settings, platform, Path(lake), arguments.rows, arguments.repeat)
             for size in filter(None, arguments.growth.split(",")):
-                figures[f"runner's_peak_memory_MB_at_{int(size):,}_rows"] = _growth(settings, platform, int(size))
+                _films(settings, int(size))
+                for name in TARGETS:
+                    figures[f"{name}:_peak_memory_MB_at_{int(size):,}_rows"] = _growth(platform, name)
         finally:
             platform.stop()
     intro = f"{arguments.rows:,} films, {arguments.repeat} pairs; the ratio is our speed in units of the reference's."
@@ -52,38 +58,45 @@ def main() -> None:
 
 def _platform(settings: Settings, lake: Path) -> Platform:
     assert settings.reader_url
+    assert settings.admin_url
+    catalog = settings.admin_url.get_secret_value()
     environment = {
         "VITRINA_DATABASE_URL": settings.require_database_url(),
         "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
-        "VITRINA_CONN_LAKE": f"file://{lake}",
-        "VITRINA_ALLOWED_TARGETS": "files:*",
+        "VITRINA_CONN_FILES": f"file://{lake}",
+        "VITRINA_CONN_ICEBERG": f"iceberg+{catalog}?warehouse=file://{lake}",
+        "VITRINA_ALLOWED_TARGETS": ",".join(f"{name}:*" for name in TARGETS),
     }
     return Platform(settings, environment)
 
 
 def _race(settings: Settings, platform: Platform, lake: Path, rows: int, repeat: int) -> dict[str, object]:
     cinema = _films(settings, rows)
-    _define(platform)
-    pairs = []
+    for name in TARGETS:
+        _define(platform, name)
+    turns = []
     for _ in range(repeat):
-        ours = report.timed(lambda: platform.run("films"))
-        theirs = report.timed(lambda: _reference(cinema, lake / "reference.parquet"))
-        pairs.append((ours, theirs))
-    written = sum(pq.read_metadata(file).num_rows for file in (lake / "films").rglob("*.parquet"))
-    if written < rows:
-        raise SystemExit(f"{written} of {rows} rows were written")
-    return {
-        "ours_seconds": round(statistics.median(ours for ours, _ in pairs), 2),
-        "reference_seconds": round(statistics.median(theirs for _, theirs in pairs), 2),
-        "ratio": round(statistics.median(theirs / ours for ours, theirs in pairs), 2),
+        ours = {name: report.timed(partial(platform.run, name)) for name in TARGETS}
+        turns.append(ours | {"reference": report.timed(lambda: _reference(cinema, lake / "reference.parquet"))})
+    for name, target in TARGETS.items():
+        _require(rows, lake / target.partition(":")[2].replace(".", "/"), name)
+    figures: dict[str, object] = {
+        f"{name}_seconds": round(statistics.median(turn[name] for turn in turns), 2) for name in (*TARGETS, "reference")
     }
+    ratios = {name: statistics.median(turn["reference"] / turn[name] for turn in turns) for name in TARGETS}
+    return figures | {f"{name}_ratio": round(ratio, 2) for name, ratio in ratios.items()}
 
 
-def _growth(settings: Settings, platform: Platform, rows: int) -> int:
-    _films(settings, rows)
+def _require(rows: int, folder: Path, name: str) -> None:
+    written = sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+    if written < rows:
+        raise SystemExit(f"{written} of {rows} rows were written by {name}")
+
+
+def _growth(platform: Platform, name: str) -> int:
     platform.restart()
-    _define(platform)
-    platform.run("films")
+    _define(platform, name)
+    platform.run(name)
     assert platform.process is not None
     status = Path(f"/proc/{platform.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+)", status)
@@ -98,9 +111,9 @@ def _films(settings: Settings, rows: int) -> Cinema:
     return cinema
 
 
-def _define(platform: Platform) -> None:
-    options = {"target_connection": "lake", "allow_shrink": True}
-    platform.define("films", FILMS, target_table="files:films", target_key=["id"], batch_size=20_000, options=options)
+def _define(platform: Platform, name: str) -> None:
+    options = {"target_connection": name, "allow_shrink": True}
+    platform.define(name, FILMS, target_table=TARGETS[name], target_key=["id"], batch_size=20_000, options=options)
 
 
 def _reference(cinema: Cinema, path: Path) -> None:

@@ -141,7 +141,10 @@ def check_syntax(block: Block) -> None:
 def _furnish(directory: Path) -> None:
     """What a clone has after `make setup`, without making another environment."""
     (directory / PROGRAMS / "activate").write_text(f'PATH="{directory / PROGRAMS}:$PATH"\n')
-    (directory / PROGRAMS / "python").symlink_to(sys.executable)
+    # A link from elsewhere would be an interpreter without the packages of this environment.
+    python = directory / PROGRAMS / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     for name in ("Makefile", "sql", "infra", ".env.sample"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, directory / name)

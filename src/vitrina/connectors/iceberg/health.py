@@ -26,9 +26,7 @@ def _catalog(url: CatalogUrl) -> Finding:
 
     catalog = catalogs.open_catalog(url, create=False)
     try:
-        if not url.is_sql:
-            with catalogs.translated(url):
-                catalog.list_namespaces()
+        catalogs.ask(url, catalog)
         return Finding("OK", f"the Iceberg catalog at {url.host} answers")
     finally:
         catalogs.close(catalog)

@@ -1,4 +1,4 @@
-"""What ten checks cost a load: `python -m bench.checks [--rows 300000] [--pairs 5]`.
+"""What ten checks cost a load: `python -m bench.checks [--rows 300000] [--pairs 5] [--setting hard]`.
 
 The same load with checks and without takes turns, and who begins changes from pair to pair. Counted are the seconds of
 CPU of the runner and of PostgreSQL, which a busy machine changes far less than the clock does.
@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from bench.postgres import bench
+from bench.postgres import SETTINGS, bench
 from bench.report import RESULTS, machine
 from bench.scenarios import Bench
 from bench.servers import parent, tree_cpu_seconds
@@ -44,7 +44,7 @@ _SETTLE_SECONDS = 0.3
 def main() -> None:
     arguments = parse()
     arguments.bindir, arguments.peers = None, []
-    with bench(arguments) as measured:
+    with bench(arguments, arguments.setting) as measured:
         _make_genres(measured)
         works = {name: WORKS[name] for name in arguments.only}
         lines = [_line(name, _pairs(measured, work, arguments.pairs)) for name, work in works.items()]
@@ -56,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(WORKS), help=", ".join(WORKS))
+    parser.add_argument("--setting", choices=SETTINGS, default="friendly", help="of the servers and the data")
     parser.add_argument("--repeat", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, default=Path(gettempdir()) / "vitrina-bench")
     return parser.parse_args()
@@ -151,8 +152,9 @@ def _line(work: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _write(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    name = "checks" if arguments.setting == "friendly" else f"checks_{arguments.setting}"
     about = {"machine": machine(), "rows": arguments.rows, "pairs": arguments.pairs}
-    (RESULTS / "checks.json").write_text(json.dumps({**about, "lines": lines}, indent=2) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps({**about, "lines": lines}, indent=2) + "\n")
     rows = [
         f"| {line['work']} | {line['plain']} | {line['checked']} | {line['percent']:+} % |"
         f" {'yes' if line['percent'] < WANTED_PERCENT else '**no**'} |"
@@ -163,7 +165,7 @@ def _write(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         f" {arguments.pairs} pairs that took turns; under {WANTED_PERCENT:g} % is wanted.\n\n"
         "| work | without | with ten checks | more | met |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
-    (RESULTS / "checks.md").write_text(text)
+    (RESULTS / f"{name}.md").write_text(text)
 
 
 if __name__ == "__main__":

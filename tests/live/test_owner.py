@@ -399,6 +399,19 @@ def test_a_silent_owner_that_holds_its_row_locked_is_ended(platform: Platform) -
             session.execute("COMMIT")
 
 
+def test_a_lease_is_extended_while_a_large_transaction_is_stored(platform: Platform) -> None:
+    """Otherwise it is taken for silent, ended, and begins again for ever."""
+    metastore = platform.bench.metastore
+    (claim,) = feed_owner.claim_free(metastore, uuid4(), 1, ["default"])
+    with database.connect(platform.settings.require_database_url(), claim.session_name) as session:
+        session.execute("BEGIN")
+        feed_segments.begin(session, claim.feed_id, 1)
+        assert feed_owner.extend(metastore, [claim.claim_id], 3600) == {claim.claim_id}
+        (row,) = platform.bench.sql("SELECT lease_until > now() + interval '30 min' AS is_extended FROM etl.etl_feeds")
+        assert row["is_extended"]
+        session.execute("ROLLBACK")
+
+
 def test_two_owners_cannot_both_commit(platform: Platform) -> None:
     metastore = platform.bench.metastore
     (old,) = feed_owner.claim_free(metastore, uuid4(), 30, ["default"])

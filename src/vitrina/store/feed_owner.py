@@ -68,7 +68,7 @@ def _take(connection: Connection, runner_id: UUID, ttl_seconds: float, names: Se
         FROM (SELECT id FROM etl.etl_feeds
               WHERE coalesce(connection, 'default') = ANY(%(names)s)
                 AND (claim_id IS NULL OR lease_until < clock_timestamp())
-              FOR UPDATE SKIP LOCKED) free
+              FOR NO KEY UPDATE SKIP LOCKED) free
         WHERE f.id = free.id
         RETURNING f.*
         """,
@@ -91,14 +91,17 @@ def _claim(row: Mapping[str, Any]) -> FeedClaim:
 
 
 def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float) -> frozenset[UUID]:
-    """Extend the leases that still stand, and say which these are. One whose row is locked just now is among them."""
+    """Extend the leases that still stand, and say which these are. One whose row is locked just now is among them.
+
+    The key stays free: who stores a large transaction refers to it with each new segment, for as long as that takes.
+    """
     rows = connection.execute(
         """
         WITH held AS (
             SELECT id, claim_id FROM etl.etl_feeds WHERE claim_id = ANY(%(claims)s)
         ), free AS (
             SELECT f.id FROM etl.etl_feeds f JOIN held USING (id)
-            WHERE f.claim_id = held.claim_id FOR UPDATE OF f SKIP LOCKED
+            WHERE f.claim_id = held.claim_id FOR NO KEY UPDATE OF f SKIP LOCKED
         ), extended AS (
             UPDATE etl.etl_feeds f SET lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
             FROM free WHERE f.id = free.id

@@ -343,12 +343,14 @@ class Follower:
             failpoints.hit("live.gathered")
             stale = moment.stale(gathered.changes) if gathered.changes else Stale()
             place = replace(self._place, lsn=gathered.upto, as_of=moment.at.isoformat())
-            if self._is_too_much(stale):
-                self._load_instead(stale)
-            elif stale.keys:
+            is_too_much = self._is_too_much(stale)
+            if stale.keys and not is_too_much:
                 self._correct(moment, stale, place, started)
-            else:
+            elif not is_too_much:
                 self._note_idle(place)
+        if is_too_much:
+            # No snapshot is held meanwhile, which would keep the source from cleaning up.
+            self._load_instead(stale)
 
     @property
     def _place(self) -> Place:

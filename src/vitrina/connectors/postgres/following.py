@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import followed_catalog
 from vitrina.errors import FatalError
@@ -78,9 +78,20 @@ class QueryFollowing:
 
     @contextmanager
     def moment(self) -> Iterator["QueryMoment"]:
-        """Open a snapshot; everything is read in it, and nothing is kept of the transaction."""
+        """Open a snapshot; everything is read in it, and nothing is kept of the transaction.
+
+        Its session is idle while changes are read from the metastore and while rows are merged, which may take longer
+        than a lease lasts.
+        """
+        source = self.source
+        seconds = source.settings.statement_timeout_on(source.definition.source_connection)
         with self._connection.transaction(force_rollback=True):
-            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._connection.execute(
+                SQL(
+                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY;"
+                    " SET LOCAL idle_in_transaction_session_timeout = {}"
+                ).format(Literal(int(seconds * 1000)))
+            )
             yield QueryMoment(self, self._connection)
 
     def close(self) -> None:

@@ -120,6 +120,10 @@ chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing 
 chaos-history: setup ## A thousand runs of a history for each of ten seeds, with killed runners and late commits, for hours
 	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos/test_history.py
 
+.PHONY: chaos-lake
+chaos-lake: ## The tests of files and Iceberg tables with all their kills, and readers that poll during fifty loads
+	@VITRINA_CHAOS=long $(MAKE) --no-print-directory test-lake
+
 .PHONY: chaos-airflow
 chaos-airflow: setup ## Kill workers, triggerer and API under tasks of a real Airflow: two hundred faults, one run for each task
 	@./scripts/setup-airflow

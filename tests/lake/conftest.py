@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from pydantic import SecretStr
 
+from tests.chaos.conftest import LONG
 from tests.lake import s3_server
 from tests.lake.s3_server import S3Server
 from tests.support.workbench import Workbench
@@ -17,6 +18,10 @@ from vitrina.connectors.files import urls
 from vitrina.connectors.files.bucket import BucketObjects
 from vitrina.connectors.files.urls import Bucket
 from vitrina.settings import Settings
+
+# Where runners are killed, and how many loads a reader polls; `make chaos-lake` does more than CI has time for.
+PLACES_OF_KILLS = pytest.mark.parametrize("lake", ["folder", "s3"] if LONG else ["s3"], indirect=True)
+LOADS = 50 if LONG else 8
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.lake import readers
-from tests.lake.conftest import Lake
+from tests.lake.conftest import PLACES_OF_KILLS, Lake
 from tests.lake.test_faults import FILM, require_nothing_left
 from tests.lake.test_runs import add_films, films, full, incremental
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600), PLACES_OF_KILLS]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lake import readers
-from tests.lake.conftest import Lake, settings_with
+from tests.lake.conftest import PLACES_OF_KILLS, Lake, settings_with
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
@@ -264,6 +264,7 @@ def test_a_pass_that_goes_on_leaves_what_came_since_to_the_next(on_folder: Workb
 # Between two files' batches, in the middle of a file, between the data and the checkpoint, and after it.
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
+@PLACES_OF_KILLS
 @pytest.mark.parametrize("mode", ["full", "incremental"])
 def test_a_runner_is_killed(bench: Workbench, lake: Lake, tmp_path: Path, mode: str) -> None:
     """SIGKILL, as the kernel does it: the process of DuckDB ends with its runner, and takes its files along."""

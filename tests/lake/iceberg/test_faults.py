@@ -1,6 +1,5 @@
 """Runners that are lost, catalogs and servers that fail, replies that never come, and runners that come back."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from pyiceberg.table.update import AddSnapshotUpdate
 from sqlalchemy.exc import OperationalError
 
+from tests.lake.conftest import LOADS
 from tests.lake.iceberg.conftest import settings_with, tables_on
 from tests.lake.iceberg.tables import Tables
 from tests.lake.iceberg.test_contract import open_table
@@ -209,7 +209,7 @@ def test_readers_see_one_load_or_the_next(bench: Workbench, tables: Tables) -> N
     polling = threading.Thread(target=poll)
     polling.start()
     try:
-        for number in range(int(os.environ.get("VITRINA_LAKE_LOADS", "5"))):
+        for number in range(LOADS):
             bench.sql(f"UPDATE content.film SET title = 'load {number}'")
             succeed(bench)
     finally:

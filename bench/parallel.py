@@ -1,14 +1,14 @@
-"""One load in ranges of the key against the same load by one process: `python -m bench.parallel [ROWS] [PAIRS]`.
+"""One load in ranges of the key against the same load by one process: `python -m bench.parallel --rows 1000000`.
 
 A row step, a copy into another database, and a key of which 90 % is in a hundredth of its values. Each pair is taken in
 turns; CPU is that of the server and of this process with everything below it. Wall times are worth something on a
-machine that does nothing else.
+machine that does nothing else. Writes results/parallel.json and results/parallel.md; `--name other` writes other files.
 """
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ import psycopg
 from pydantic import SecretStr
 
 from bench import servers
+from bench.report import RESULTS, machine
 from vitrina.definition import Definition
 from vitrina.loads import local_pool
 from vitrina.loads.control import RunControl
@@ -30,6 +31,9 @@ from vitrina.store.session_pool import SessionPool
 from vitrina.transforms import forking
 
 WORKERS = 2
+# Of half the CPU that one stream takes, and of all of it.
+MOST_OF_IDEAL = 1.2
+MOST_CPU = 1.1
 ROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper_rows"}
 HEAVIER_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_parse_rows"}
 ARROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper"}
@@ -57,9 +61,10 @@ CASES = (
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    pairs = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    chosen = [case for case in CASES if len(sys.argv) <= 3 or case.name in sys.argv[3:]]
+    arguments = _parser().parse_args()
+    rows, pairs = arguments.rows, arguments.pairs
+    chosen = [case for case in CASES if not arguments.cases or case.name in arguments.cases]
+    lines: list[dict[str, Any]] = []
     with servers.prepared({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as (prepared, _):
         settings = _with_other_database(prepared)
         with psycopg.connect(_admin_url(settings), autocommit=True) as admin:
@@ -70,9 +75,20 @@ def main() -> None:
             forking.templates.keep()
             local_pool.templates.keep()
             for case in chosen:
-                _measure(settings, admin, case, rows, pairs)
+                lines.append(_measure(settings, admin, case, rows, pairs))
+                print(json.dumps(lines[-1]), flush=True)
             forking.templates.close()
             local_pool.templates.close()
+    _write(lines, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--pairs", type=int, default=1)
+    parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES], default=[])
+    parser.add_argument("--name", default="parallel")
+    return parser
 
 
 def _admin_url(settings: Settings) -> str:
@@ -104,7 +120,7 @@ def _fill(admin: "psycopg.Connection[Any]", rows: int) -> None:
     admin.execute("CHECKPOINT")
 
 
-def _measure(settings: Settings, admin: "psycopg.Connection[Any]", case: Case, rows: int, pairs: int) -> None:
+def _measure(settings: Settings, admin: "psycopg.Connection[Any]", case: Case, rows: int, pairs: int) -> dict[str, Any]:
     taken: dict[int, list[tuple[float, float]]] = {1: [], WORKERS: []}
     paging = {}
     for _ in range(pairs):
@@ -122,8 +138,7 @@ def _measure(settings: Settings, admin: "psycopg.Connection[Any]", case: Case, r
     alone, several = figures["1"], figures[str(WORKERS)]
     ratios = {name: round(several[name] / alone[name], 2) for name in ("seconds", "cpu_seconds")}
     of_ideal = round(several["seconds"] / (alone["cpu_seconds"] / WORKERS), 2)
-    told = {"case": case.name, "rows": rows, "pairs": pairs, "by": figures, "ratio": ratios, "of_ideal": of_ideal}
-    print(json.dumps(told), flush=True)
+    return {"case": case.name, "by": figures, "ratio": ratios, "of_ideal": of_ideal}
 
 
 def _load(
@@ -151,6 +166,31 @@ def _load(
         assert run is not None
         assert (run["status"], run["rows_read"]) == ("SUCCESS", rows), run["error_message"]
         return seconds, cpu, str(run["metrics"]["paging"])
+
+
+def _write(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    about = {"machine": machine(), "rows": arguments.rows, "pairs": arguments.pairs, "workers": WORKERS}
+    (RESULTS / f"{arguments.name}.json").write_text(json.dumps({**about, "lines": lines}, indent=2) + "\n")
+    text = (
+        f"# One load by {WORKERS} processes\n\nSeconds, and seconds of CPU of both databases and the runner with its"
+        f" processes; {arguments.rows:,} rows, medians of {arguments.pairs} pairs. Wanted of row steps: at most"
+        f" {MOST_OF_IDEAL} times half of the CPU of one stream, and {MOST_CPU} times its CPU.\n\n"
+        "| load | one stream | CPU | in ranges | CPU | CPU, times | time, of the ideal | met |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+    )
+    (RESULTS / f"{arguments.name}.md").write_text(text + "".join(map(_row, lines)))
+
+
+def _row(line: dict[str, Any]) -> str:
+    alone, several = line["by"]["1"], line["by"][str(WORKERS)]
+    met = line["of_ideal"] <= MOST_OF_IDEAL and line["ratio"]["cpu_seconds"] <= MOST_CPU
+    told = "yes" if met else "**no**"
+    if several["paging"] != "key ranges":
+        told = "not cut"
+    return (
+        f"| {line['case']} | {alone['seconds']} | {alone['cpu_seconds']} | {several['seconds']} |"
+        f" {several['cpu_seconds']} | {line['ratio']['cpu_seconds']} | {line['of_ideal']} | {told} |\n"
+    )
 
 
 def _cpu(admin: "psycopg.Connection[Any]") -> float:

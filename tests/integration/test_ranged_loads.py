@@ -174,9 +174,12 @@ class Unreliable:
 def rely_on(
     patch: pytest.MonkeyPatch, seed: int, losses: float = 0.3, kind: Callable[..., Unreliable] = Unreliable
 ) -> None:
+    # One for all tries of a run: the next one does not have the fate of the last.
+    chance = random.Random(seed)
+
     @contextmanager
     def pool(run: Any, handle: FillHandle) -> Iterator[Unreliable]:
-        engine = kind(handle, run.job.settings, random.Random(seed), losses)
+        engine = kind(handle, run.job.settings, chance, losses)
         try:
             yield engine
         finally:

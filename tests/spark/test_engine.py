@@ -7,22 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.spark.server import SparkServer
 from vitrina.connectors.spark.engine import SparkEngine
 from vitrina.connectors.spark.executor import NUMBERS
 from vitrina.errors import FatalError
+from vitrina.observe import logs
 from vitrina.ports.ranges import EngineOpening, KeyRange, Result, Task
 from vitrina.settings import Settings
 
 pytestmark = pytest.mark.timeout(1800)
 
 RANGES = 6
+CANARY = "canary-of-an-executor"
 # It is in no package that executors have. What a range is called says what becomes of it.
 HANDLES = """
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import structlog
 
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Part
@@ -35,17 +41,22 @@ class Handle:
     modules = ()
 
     def open(self, settings):
-        return Filler(Path(self.directory))
+        return Filler(Path(self.directory), settings)
 
 
 class Filler:
-    def __init__(self, directory):
+    def __init__(self, directory, settings):
         self._directory = directory
+        self._settings = settings
 
     def fill(self, task, progressed):
         what = task.range.upto[0]
         # One file for each attempt: what it would have staged.
         (self._directory / f"{what}-{task.number}").touch()
+        if what == "talks":
+            url = self._settings.require_database_url()
+            structlog.get_logger().info("talking", about=url)
+            raise FatalError(f"it stumbled over {url}")
         if what == "refused":
             raise FatalError("this range is refused")
         if what == "dies" and len(list(self._directory.glob("dies-*"))) == 1:
@@ -80,7 +91,7 @@ def open_engine(
     def made() -> SparkEngine:
         handle = import_module("spark_handles").Handle(str(tmp_path / "attempts"))
         settings = Settings(transforms="spark_handles")
-        engine = SparkEngine(EngineOpening(handle, settings, spark.url, reserve))
+        engine = SparkEngine(EngineOpening(handle, settings, spark.url, reserve, logs.redactor_of))
         opened.append(engine)
         return engine
 
@@ -136,6 +147,19 @@ def test_an_error_is_an_answer_and_is_not_tried_again(open_engine: Callable[[], 
     assert "this range is refused" in str(refused.error)
     assert other.filled is not None
     assert len(attempts(tmp_path)) == 2
+
+
+def test_passwords_of_executors_are_masked_before_they_answer(
+    open_engine: Callable[[], SparkEngine], spark: SparkServer
+) -> None:
+    spark.tell(VITRINA_DATABASE_URL=f"postgresql://somebody:{CANARY}@127.0.0.1:1/none")
+
+    with capture_logs() as lines:
+        [found] = collected(open_engine(), ranges_of("talks"))
+
+    assert "it stumbled over postgresql://somebody:***@" in str(found.error)
+    [line] = [line for line in lines if line["event"] == "talking"]
+    assert CANARY not in str(line)
 
 
 def test_what_is_submitted_meanwhile_is_the_next_job(open_engine: Callable[[], SparkEngine]) -> None:

@@ -116,6 +116,18 @@ def test_a_cluster_is_given_all_ranges_unless_it_is_told_how_many(parallel: int 
     assert "executors of spark" in " ".join(chosen.reasons)
 
 
+@pytest.mark.parametrize(
+    ("rows", "rate", "slower"),
+    [(300_000, None, True), (5_000_000, None, False), (300_000, 1_000.0, False), (5_000_000, 1e6, True)],
+)
+def test_a_cluster_that_would_take_longer_than_one_stream_is_warned_of(
+    rows: int, rate: float | None, slower: bool
+) -> None:
+    chosen = cut(rows, engine="spark", known={"rows_per_second": rate})
+    assert ("before its first row" in " ".join(chosen.warnings)) is slower
+    assert cut(rows, known={"rows_per_second": rate}).warnings == ()
+
+
 def test_an_engine_that_is_not_installed_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match="'ray' is no engine that is installed here; there are: local, spark"):
         cut(1_000_000, engine="ray")

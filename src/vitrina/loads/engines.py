@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vitrina.definition import LOCAL, Definition
 from vitrina.errors import ConfigError
+from vitrina.observe import logs
 from vitrina.ports import registry
 from vitrina.ports.connector import Connector
 from vitrina.ports.ranges import Engine, EngineOpening, FillHandle
@@ -26,7 +27,8 @@ def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -
     connector = _connector(job.definition)
     if connector.open_engine is None:
         raise ConfigError(f"{connector.name} is no engine")
-    return connector.open_engine(EngineOpening(handle, job.settings, _url(job.definition, job.settings), reserve))
+    url = _url(job.definition, job.settings)
+    return connector.open_engine(EngineOpening(handle, job.settings, url, reserve, logs.redactor_of))
 
 
 def differences(definition: Definition, settings: Settings) -> Sequence[str]:

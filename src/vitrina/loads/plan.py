@@ -26,6 +26,10 @@ _USUAL_CARRIED_ROWS_PER_SECOND = 10_000.0
 _RANGE_ROWS = 100_000
 _MOST_RANGES = 256
 _RANGES_OF_WORKER = 2
+# What a load costs on a cluster before it brings a row, and what one stream brings with a row step meanwhile; see
+# docs/explanation/scaling.md for both.
+_ENGINE_SECONDS = 15.0
+_USUAL_STEPPED_ROWS_PER_SECOND = 70_000.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         key=known.key,
         guarantee=_guarantee(definition, known),
         reasons=tuple(reasons),
-        warnings=known.warnings,
+        warnings=(*known.warnings, *(_slower_engine(definition, known) if cut else ())),
         page_rows=page_rows,
         ranges=cut.ranges if cut else 0,
         workers=known.workers if cut else 1,
@@ -273,6 +277,16 @@ def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> 
     else:
         reasons.append(say("plan.ranges_engine", ranges=known.cut.ranges, engine=engine))
     return True
+
+
+def _slower_engine(definition: Definition, known: Capabilities) -> Iterator[str]:
+    """Warn where one stream of the runner is done before a cluster has begun."""
+    if definition.options.engine == LOCAL:
+        return
+    seconds = known.estimated_rows / (known.rows_per_second or _USUAL_STEPPED_ROWS_PER_SECOND)
+    if seconds < _ENGINE_SECONDS:
+        names = {"engine": definition.options.engine, "rows": known.estimated_rows}
+        yield say("plan.engine_slower", **names, seconds=max(round(seconds), 1), start=round(_ENGINE_SECONDS))
 
 
 def why_not_cut(definition: Definition, known: Capabilities) -> str | None:

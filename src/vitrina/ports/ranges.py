@@ -138,6 +138,8 @@ class EngineOpening:
     url: str = field(repr=False)
     # Reserve so many part numbers in the checkpoint, and return the one before the first; for the run's own thread.
     reserve: Callable[[int], int]
+    # Make what masks secrets in texts, of the settings that a worker has. A function with a name: it can be pickled.
+    redactor_of: Callable[[Settings], Callable[[str], str]]
 
 
 class RangeSource(Protocol):

@@ -42,6 +42,10 @@ SENTENCES = {
     ),
     "plan.definition_changed": "the definition changed",
     "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",
+    "plan.engine_slower": (
+        "a load of {rows} rows by {engine} would take longer: one stream of the runner needs about {seconds} s for"
+        " them, a job on a cluster about {start} s before its first row"
+    ),
     "plan.files_source": "the files of connection {connection}",
     "plan.first_pass": "the mart is empty: the first pass loads it at once",
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",

@@ -137,6 +137,8 @@ class _Job:
             self._found.put(exc)
         finally:
             self._found.put(None)
+            if self._is_over.is_set():
+                self._stop()  # whoever cancelled may have seen no session yet
 
     def _ship(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -151,7 +153,8 @@ class _Job:
         rows = [(place, pickle.dumps(task)) for place, task in self._left.items()]
         numbers = Numbers(self._first_number, answer.attempt)
         proof = executor.proof_of(self._opening.settings)
-        fill = FillRanges(pickle.dumps(self._opening.handle), self._plain(), numbers, proof)
+        handle = pickle.dumps(self._opening.handle)
+        fill = FillRanges(handle, self._plain(), numbers, proof, self._opening.redactor_of)
         sent = self._session.createDataFrame(rows, executor.TASKS)
         # By its place: adaptive execution would join small partitions, and ranges would wait for each other.
         return sent.repartitionById(len(rows), "place").mapInArrow(fill, executor.ANSWERS)
@@ -177,8 +180,7 @@ class _Job:
         if self._session is not None:
             with suppress(Exception):
                 self._session.interruptTag(self._tag)
-            with suppress(Exception):
-                self._session.stop()
+        self._stop()
 
     def close(self) -> None:
         """Let go of the session, with the steps that were sent to it."""
@@ -186,5 +188,6 @@ class _Job:
             threading.Thread(target=self._stop, name="spark-end", daemon=True).start()
 
     def _stop(self) -> None:
-        with suppress(Exception):
-            self._session.stop()
+        if self._session is not None:
+            with suppress(Exception):
+                self._session.stop()

@@ -2,7 +2,7 @@
 
 import hmac
 import pickle
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,6 +55,8 @@ class FillRanges:
     numbers: Numbers
     # Made of the runner's VITRINA_HASH_KEY; None: it has none.
     proof: bytes | None
+    # Makes what masks the secrets that this executor knows, in what it answers.
+    redactor_of: Callable[[settings.Settings], Callable[[str], str]]
 
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
@@ -71,18 +73,20 @@ class FillRanges:
         lines = _Lines()
         structlog.configure(processors=[lines])
         try:
+            own = settings.load(dotenv=None, **self.plain)
+            lines.redact = self.redactor_of(own)
             with database.translated("loading a range of the key"):
-                return lines.kept, self._filled(pickle.loads(task)), None  # noqa: S301 - sent by the runner
+                return lines.kept, self._filled(pickle.loads(task), own), None  # noqa: S301 - sent by the runner
         except Exception as exc:  # noqa: BLE001 - the runner decides what follows
-            return lines.kept, None, packed(exc)
+            kind, message = packed(exc)
+            return lines.kept, None, (kind, lines.redact(message))
 
-    def _filled(self, task: Task) -> Filled:
+    def _filled(self, task: Task, own: settings.Settings) -> Filled:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         if context is None:
             raise FatalError("this is no executor")
-        own = settings.load(dotenv=None, **self.plain)
         if proof_of(own) != self.proof:
             raise FatalError(say("run.spark_hash_key"))
         handle: FillHandle = pickle.loads(self.handle)  # noqa: S301 - as above
@@ -105,12 +109,13 @@ def _nobody(rows: int) -> None:
 
 
 class _Lines:
-    """Keep log lines for the runner."""
+    """Keep log lines for the runner, without secrets of this executor, which the runner may not know."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[str, dict[str, str]]] = []
+        self.redact: Callable[[str], str] = str
 
     def __call__(self, logger: Any, method: str, fields: MutableMapping[str, Any]) -> NoReturn:
         if len(self.kept) < _MOST_LINES:
-            self.kept.append((method, {name: str(value)[:2000] for name, value in fields.items()}))
+            self.kept.append((method, {name: self.redact(str(value))[:2000] for name, value in fields.items()}))
         raise structlog.DropEvent

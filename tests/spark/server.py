@@ -35,6 +35,8 @@ class SparkServer:
     port: int
     ui_port: int
     process: "subprocess.Popen[bytes] | None" = None
+    # The process that leads the session in which everything of the server runs.
+    leader: int = 0
     # Processes of drivers that were killed; they end by themselves when they notice.
     _lost: list[int] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ class SparkServer:
             self.process = subprocess.Popen(
                 self._words(), env=self._environment(), stdout=log, stderr=log, start_new_session=True
             )
+        self.leader = self.process.pid
         until(self._listens, seconds=START_SECONDS)
 
     def _words(self) -> list[str]:
@@ -118,8 +121,7 @@ class SparkServer:
 
     def _processes(self) -> list[int]:
         """List what the server has started, and what that has: all of it is in one session."""
-        assert self.process is not None
-        return [pid for pid in map(int, _listed()) if _fields(pid)[3:4] == [str(self.process.pid)]]
+        return [pid for pid in map(int, _listed()) if _fields(pid)[3:4] == [str(self.leader)]]
 
     @property
     def work(self) -> Path:
@@ -191,13 +193,13 @@ def running(directory: Path) -> Iterator[SparkServer]:
 @contextmanager
 def found_in(directory: Path) -> Iterator[SparkServer]:
     """Use a server that was started by hand; it goes on running."""
-    port, ui_port = map(int, (directory / "ports").read_text().split())
-    yield SparkServer(directory, port, ui_port)
+    port, ui_port, leader = map(int, (directory / "server").read_text().split())
+    yield SparkServer(directory, port, ui_port, leader=leader)
 
 
 def main(directory: Path) -> None:
     with running(directory) as server:
-        (directory / "ports").write_text(f"{server.port} {server.ui_port}")
+        (directory / "server").write_text(f"{server.port} {server.ui_port} {server.leader}")
         assert server.process is not None
         server.process.wait()
 

@@ -45,6 +45,11 @@ def refuse(row):
 SLOW = """
 SELECT f.id, (SELECT count(*) FROM generate_series(1, 1000000) AS g WHERE g <> f.id) AS others FROM content.films AS f
 """
+# A range takes seconds: long enough for a process to be found and killed meanwhile.
+SLOWER = """
+SELECT f.id, f.title, (SELECT count(*) FROM generate_series(1, 20000) AS g WHERE g <> f.id) AS others
+FROM content.films AS f
+"""
 
 
 @pytest.fixture
@@ -65,7 +70,7 @@ def difference(bench: Workbench) -> list[dict[str, Any]]:
 
 
 def stages(bench: Workbench) -> list[dict[str, Any]]:
-    return bench.sql("SELECT relname FROM pg_class WHERE relnamespace = 'etl_stage'::regnamespace AND relkind = 'r'")
+    return bench.sql("SELECT relname FROM pg_class WHERE relnamespace = 'etl_stage'::regnamespace AND relname ~ '^p_'")
 
 
 @pytest.mark.parametrize("route", ["arrow", "copy"])
@@ -103,6 +108,7 @@ def test_steps_are_sent_to_executors(films: Workbench, tmp_path: Path, monkeypat
     assert mart == {"rows": ROWS, "shouted": True}
 
 
+@pytest.mark.takes_long
 def test_a_range_that_a_step_refuses_ends_the_run_with_its_reason(
     films: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,10 +128,9 @@ def test_a_range_that_a_step_refuses_ends_the_run_with_its_reason(
     assert films.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 0}]
 
 
-@pytest.mark.parametrize("victim", ["python worker", "executor"])
+@pytest.mark.parametrize("victim", [pytest.param("python worker", marks=pytest.mark.takes_long), "executor"])
 def test_what_a_killed_process_brought_does_not_count(films: Workbench, spark: SparkServer, victim: str) -> None:
-    query = "SELECT id, title, pg_sleep(0.005)::text AS slept FROM content.films"
-    films.pipeline("films", query, target_key=["id"], batch_size=100, options=CUT)
+    films.pipeline("films", SLOWER, target_key=["id"], batch_size=100, options=CUT)
     films.request("films")
     run = threading.Thread(target=films.perform, args=[films.claim()])
     run.start()
@@ -146,7 +151,7 @@ def kill(victims: Any) -> None:
     os.kill(victims()[0], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("end", ["pause", "lease"])
+@pytest.mark.parametrize("end", ["pause", pytest.param("lease", marks=pytest.mark.takes_long)])
 def test_the_job_and_its_sessions_end_with_the_run(films: Workbench, spark: SparkServer, end: str) -> None:
     films.pipeline("films", SLOW, target_key=["id"], options=CUT | {"route": "copy"})
     films.request("films")

@@ -26,8 +26,8 @@ _USUAL_CARRIED_ROWS_PER_SECOND = 10_000.0
 _RANGE_ROWS = 100_000
 _MOST_RANGES = 256
 _RANGES_OF_WORKER = 2
-# What a load costs on a cluster before it brings a row, and what one stream brings with a row step meanwhile; see
-# docs/explanation/scaling.md for both.
+# What a job on a cluster is counted to take before it brings a row: a session, a job of one row, and Python processes.
+# What one stream brings with a row step meanwhile was measured; see docs/explanation/scaling.md.
 _ENGINE_SECONDS = 15.0
 _USUAL_STEPPED_ROWS_PER_SECOND = 70_000.0
 

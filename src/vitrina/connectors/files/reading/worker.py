@@ -15,18 +15,25 @@ from vitrina.connectors.files.reading.types import Result
 from vitrina.transforms import wire
 from vitrina.transforms.wire import Message
 
+# A query that still spills may write a file into a folder that is being removed.
+_REMOVALS = 20
+
 
 def main(requests: int, replies: int, life: int, folder: str) -> None:
-    """Answer questions until there are no more."""
-    threading.Thread(target=_end_with_runner, args=[life, folder], daemon=True).start()
+    """Answer questions until the runner is gone."""
+    ending = threading.Thread(target=_end_with_runner, args=[life, folder], daemon=True)
+    ending.start()
     _be_ended_first()
+    with suppress(EOFError, BrokenPipeError):
+        _serve(requests, replies)
+    ending.join()  # it ends this process, once the folder is removed
+
+
+def _serve(requests: int, replies: int) -> None:
     about = wire.receive(requests).fields
     engine = Engine(about["query"], Limits(**about["limits"]))
     while True:
-        try:
-            asked = wire.receive(requests)
-        except EOFError:
-            return
+        asked = wire.receive(requests)
         for answer in answers(engine, asked.fields):
             wire.send(replies, answer)
 
@@ -35,7 +42,10 @@ def _end_with_runner(life: int, folder: str) -> None:
     """Wait until the runner is gone, also a killed one, then remove what it left on disk."""
     with suppress(OSError):
         os.read(life, 1)
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):  # noqa: PTH110 - nothing else here needs a Path
+            break
     os._exit(0)
 
 

@@ -25,6 +25,8 @@ from vitrina.connectors.files.reading.process import Limits
 from vitrina.connectors.files.reading.source import Asked, FilesSource
 from vitrina.errors import FatalError, SourceQueryFailed, VitrinaError
 from vitrina.ports.source import Window
+from vitrina.transforms import wire
+from vitrina.transforms.wire import Message
 
 ROWS = "id,title\n1,Alien\n2,Brazil\n3,Casablanca\n"
 # Refused when the tree of the query is judged: no file is listed, none is opened.
@@ -536,3 +538,27 @@ def test_a_process_ends_with_its_parent(folder: Path, tmp_path: Path) -> None:
         time.sleep(0.5)
         parent.kill()
     until(lambda: not Path(f"/proc/{worker}").exists() and not list(scratch.iterdir()), seconds=60)
+
+
+def test_a_folder_is_removed_to_the_end_when_the_runner_is_gone(tmp_path: Path) -> None:
+    """The process stops waiting for questions at the same moment, and must not end before the folder is gone."""
+    private = tmp_path / "private"
+    private.mkdir()
+    for number in range(5000):
+        (private / str(number)).touch()
+    theirs_in, requests = os.pipe()
+    replies, theirs_out = os.pipe()
+    life_end, life = os.pipe()
+    theirs = (theirs_in, theirs_out, life_end)
+    command = [sys.executable, "-P", "-m", "vitrina.connectors.files.reading.worker", *map(str, theirs), str(private)]
+    with subprocess.Popen(command, pass_fds=theirs, cwd=tmp_path) as worker:
+        for descriptor in theirs:
+            os.close(descriptor)
+        limits = {"memory_mb": 512, "threads": 1, "spill_mb": 10, "spill": str(private)}
+        wire.send(requests, Message({"query": "SELECT * FROM 'a.csv'", "limits": limits}))
+        wire.send(requests, Message({"op": "judge"}))
+        assert "error" not in wire.receive(replies).fields
+        for descriptor in (life, requests, replies):
+            os.close(descriptor)
+        assert worker.wait(60) == 0
+    assert not private.exists()

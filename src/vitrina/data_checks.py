@@ -244,6 +244,12 @@ class Shrink(CheckOption):
 # Those that run as a query of the author, which gives the rows that break them.
 Asked = Relationship | Expression | Select
 
+
+def names_given(check: Asked) -> tuple[str, ...]:
+    """List the names that stand for rows in the SQL of a check. What is said of a row is said of this row alone."""
+    return (STAGED, TARGET) if isinstance(check, Select) else (STAGED,)
+
+
 KINDS: tuple[type[CheckOption], ...] = (
     NotNull,
     AcceptedValues,

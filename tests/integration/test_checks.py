@@ -14,6 +14,7 @@ from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import bulk_load, first_load
 from vitrina.connectors.postgres.check_reading import Question
 from vitrina.connectors.postgres.checks import MartChecks
+from vitrina.services import policy
 from vitrina.store import dead_letters, pipelines
 
 LONG = os.environ.get("VITRINA_CHAOS") == "long"
@@ -220,6 +221,74 @@ def test_a_row_that_one_check_rejects_is_not_held_against_another(bench: Workben
 
     assert results(run) == {"expression": "rejected", "not_null_title": "passed", "unique_title": "passed"}
     assert len(mart(bench)) == 98
+
+
+def test_a_row_that_is_rejected_cannot_keep_another_check_from_being_judged(bench: Workbench) -> None:
+    bench.sql("UPDATE content.films SET rating = 0 WHERE id <= 2")
+    positive = {"kind": "expression", "name": "positive", "expression": "rating > 0", "severity": "reject"}
+    divided = {"kind": "expression", "name": "divided", "expression": "10 / rating < 100"}
+    make(bench, NOT_NULL | {"severity": "reject"}, positive, divided, FRESH, COUNT)
+
+    run = bench.run("films")
+
+    assert run["status"] == "SUCCESS", run["error_message"]
+    assert results(run) | {"divided": "passed", "positive": "rejected"} == results(run)
+    assert [len(letters(bench)), len(mart(bench))] == [2, 98]
+
+
+@WAYS
+def test_a_column_named_like_an_alias_of_ours_is_a_column(bench: Workbench, way: str) -> None:
+    query = QUERY.replace(" at ", " at, 1 AS q, 2 AS r, 3 AS s, 4 AS x ")
+    checks = [EXPRESSION | {"severity": "reject"}, *({**check, "severity": "warn"} for check in (NOT_NULL, UNIQUE))]
+    tasks = [{"order_index": 0, "task_type": "SQL", "body": query}, OTHER_STEP] if way == "steps" else []
+    route = {} if way == "steps" else {"route": way}
+    bench.pipeline("films", query, target_key=["id"], checks=checks, tasks=tasks, options=route)
+    for breaking in (
+        BROKEN["not_null"][0],
+        BROKEN["expression"][0],
+        "UPDATE content.films SET title = 'Film 8' WHERE id = 9",
+    ):
+        bench.sql(breaking)
+
+    run = bench.run("films")
+
+    assert run["status"] == "SUCCESS", run["error_message"]
+    assert set(results(run).values()) == {"warned", "rejected"}
+    assert told(run)["not_null_title"]["rows"] == 3
+
+
+def test_infinity_is_no_time_that_a_row_was_fresh_at(bench: Workbench) -> None:
+    make(bench, FRESH)
+    bench.sql(
+        "UPDATE content.films SET at = CASE id WHEN 1 THEN 'infinity' ELSE '-infinity' END::timestamptz WHERE id <= 2"
+    )
+    assert results(bench.run("films")) == {"freshness_at": "passed"}
+    bench.sql("UPDATE content.films SET at = at - interval '2 days' WHERE id > 2")
+    assert bench.run("films")["error_code"] == "check_failed"
+    bench.sql("UPDATE content.films SET at = 'infinity'")
+    assert bench.run("films")["error_code"] == "check_failed"
+
+
+def test_values_with_a_null_inside_are_compared_too(bench: Workbench) -> None:
+    bench.sql("CREATE TYPE content.pair AS (a int, b int); ALTER TABLE content.films ADD COLUMN pair content.pair")
+    bench.sql(
+        "GRANT USAGE ON SCHEMA content TO vitrina_app; UPDATE content.films SET pair = ROW(id, NULL) WHERE id > 10"
+    )
+    checks = [{"kind": "unique", "columns": ["pair"]}]
+    bench.pipeline("films", "SELECT id, pair FROM content.films", target_key=["id"], checks=checks)
+    assert bench.run("films")["status"] == "SUCCESS"
+    bench.sql("UPDATE content.films SET pair = ROW(1, NULL) WHERE id > 98")
+    assert bench.run("films")["error_code"] == "check_failed"
+
+
+def test_an_expression_may_not_read_the_target(bench: Workbench) -> None:
+    check = {"kind": "expression", "expression": "id NOT IN (SELECT t.id FROM target AS t)"}
+    make(bench, check)
+    row = pipelines.find(bench.metastore, "films")
+    assert row is not None
+    [problem] = policy.problems(pipelines.definition_of(row), bench.settings)
+    assert problem.path == "checks.0"
+    assert "target" in problem.message
 
 
 def test_a_letter_names_its_row_exactly(bench: Workbench) -> None:

@@ -109,3 +109,17 @@ def test_markdown_is_a_comment_for_a_review() -> None:
             " `vitrina apply --require-plan 11111111-2222-3333-4444-555555555555`."
         ),
     ]
+
+
+def test_names_of_columns_cannot_write_markdown_nor_control_a_terminal() -> None:
+    name = "a`|<b>x</b>|@here\x1b[31m"
+    plan = PLAN | {
+        "columns": NO_COLUMNS | {"added": [{"name": name, "type": "integer"}]},
+        "rows": ROWS | {"changed_columns": {name: 3}},
+        "checks": [{"name": "c", "result": "failed", "found": "a|b <i>"}],
+    }
+    shown = plan_text.markdown(plan)
+    assert "\n| column `a'\\|<b>x</b>\\|@here\ufffd[31m` | added as `integer` |\n" in shown
+    assert "Adds column a\\`\\|\\<b\\>x\\</b\\>\\|\\@here\ufffd\\[31m, changes" in shown
+    assert "| check `c` | failed: a\\|b \\<i\\> |" in shown
+    assert "\x1b" not in shown + plan_text.text(plan)

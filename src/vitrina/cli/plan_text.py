@@ -1,5 +1,6 @@
 """A plan in words: as text for a terminal, and as Markdown for a comment beside a change in CI."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ _SIGNS = {"added": "+", "changed": "~", "removed": "-"}
 def text(plan: Plan) -> str:
     """Write a plan for a terminal."""
     head = f"{plan['pipeline']} -> {plan['target']}: {summary(plan)}"
-    return "\n".join([head, *(f"  {line}" for line in _lines(plan)), f"  plan {plan['id']}"])
+    lines = [head, *(f"  {line}" for line in _lines(plan)), f"  plan {plan['id']}"]
+    return "\n".join(map(_printable, lines))
 
 
 def summary(plan: Plan) -> str:
@@ -97,18 +99,24 @@ def _pair(name: str, value: str | None) -> str:
 
 
 def _value(value: str | None) -> str:
-    """Remove line breaks and control characters: data must not control the user's terminal."""
-    if value is None:
-        return "NULL"
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(value.split()))
+    """Write a value in one line."""
+    return "NULL" if value is None else _printable(" ".join(value.split()))
+
+
+def _printable(text: str) -> str:
+    """Remove control characters: names and values must not control the user's terminal."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
+# What has a meaning there; an underscore within a word has none.
+_MARKS = re.compile(r"[\\`*\[\]<>!|#@]|(?<![^\W_])_|_(?![^\W_])")
+
 
 def markdown(plan: Plan) -> str:
     """Write a plan as a comment for people who review a change."""
-    parts = [f"### Plan of `{plan['pipeline']}` → `{plan['target']}`", f"{_capital(summary(plan))}."]
+    parts = [f"### Plan of `{plan['pipeline']}` → `{plan['target']}`", f"{_quoted(_capital(summary(plan)))}."]
     parts += [f"> **The run would be refused:** {_quoted(said)}" for said in plan["refusals"]]
     parts += [f"> {_quoted(said)}" for said in (*plan["warnings"], *plan["notes"])]
     table = [*_markdown_columns(plan["columns"]), *_markdown_rows(plan)]
@@ -123,7 +131,12 @@ def markdown(plan: Plan) -> str:
 
 def _quoted(said: str) -> str:
     """Escape what Markdown would take for a link, a picture or HTML: messages quote values of rows."""
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>!|#@" else letter for letter in _value(said))
+    return _MARKS.sub(r"\\\g<0>", _value(said))
+
+
+def _code(name: str) -> str:
+    """Write a name as code that neither ends early nor splits a cell of a table."""
+    return f"`{_value(name).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def _capital(words: str) -> str:
@@ -131,9 +144,10 @@ def _capital(words: str) -> str:
 
 
 def _markdown_columns(columns: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
-    yield from (f"| column `{one['name']}` | added as `{one['type']}` |" for one in columns["added"])
-    yield from (f"| column `{one['name']}` | no longer given |" for one in columns["removed"])
-    yield from (f"| column `{one['name']}` | `{one['before']}` → `{one['after']}` |" for one in columns["retyped"])
+    yield from (f"| column {_code(one['name'])} | added as {_code(one['type'])} |" for one in columns["added"])
+    yield from (f"| column {_code(one['name'])} | no longer given |" for one in columns["removed"])
+    for one in columns["retyped"]:
+        yield f"| column {_code(one['name'])} | {_code(one['before'])} → {_code(one['after'])} |"
 
 
 def _markdown_rows(plan: Plan) -> Iterator[str]:
@@ -144,11 +158,14 @@ def _markdown_rows(plan: Plan) -> Iterator[str]:
     for kind in ("added", "changed", "removed", "rejected", "stay"):
         if rows[kind]:
             yield f"| rows {kind} | {rows[kind]:,} |"
-    yield from (f"| `{name}` | changes in {count:,} rows |" for name, count in (rows["changed_columns"] or {}).items())
-    yield from (f"| check `{one['name']}` | {one['result']}: {one['found']} |" for one in _told_checks(plan))
+    for name, count in (rows["changed_columns"] or {}).items():
+        yield f"| {_code(name)} | changes in {count:,} rows |"
+    yield from (
+        f"| check {_code(one['name'])} | {one['result']}: {_quoted(one['found'])} |" for one in _told_checks(plan)
+    )
 
 
 def _markdown_samples(plan: Plan) -> Iterator[str]:
     for sample in _samples(plan):
         shown = _sample(sample).replace("`", "'")
-        yield f"- {sample['kind']}: `{shown}`"
+        yield f"- {sample['kind']}: `{_printable(shown)}`"

@@ -116,7 +116,8 @@ class Question:
         yield "count(*) AS rows"
         for place, one in enumerate(self.measured):
             if isinstance(one, Freshness):
-                latest = f"max(r.{quoted_column(one.column)})::timestamptz"
+                column = f"r.{quoted_column(one.column)}"
+                latest = f"(max({column}) FILTER (WHERE isfinite({column}::timestamptz)))::timestamptz"
                 yield f"extract(epoch FROM clock_timestamp() - {latest})::float8 AS a{place}"
 
     def _condition(self, check: RowCheck) -> str:

@@ -6,7 +6,7 @@ passes the guard like a source query. Only statements that are made here run und
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import psycopg
@@ -32,6 +32,7 @@ from vitrina.data_checks import (
     Select,
     SetCheck,
     Unique,
+    names_given,
 )
 from vitrina.errors import BadCheck, Disconnected, InvalidQuery, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Counts, DeadLetter
@@ -44,8 +45,8 @@ from vitrina.store.database import Connection
 
 # Of a value that is shown.
 _LONGEST_SHOWN = 200
-# Outputs about rows `q`: how many there are, and the text of each.
-_TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q)::text AS found")
+# Outputs about rows `q`: how many there are, and the text of each. `q` alone might be a column.
+_TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q.*)::text AS found")
 
 # Beyond the longest statement of the reader.
 _PATIENCE_MS = 60_000
@@ -175,17 +176,18 @@ class MartChecks:
         What is rejected leaves first: other checks do not see such rows, and the rest is read again.
         """
         self._wait_for_reader()
-        reading = self._read_once(self._checks.of_rows, measured, rows)
         rejecting = [check for check in self._checks.of_rows if self._checks.rejects(check)]
+        reading = self._read_before(rejecting, measured, rows)
         outcomes, letters = [], list[DeadLetter]()
         for check in rejecting:
-            found, broken = self._reject(check, rows, reading)
+            found, broken = self._reject(check, rows, reading or Reading())
             outcomes.append(found)
             letters += [self._letter(check, row) for row in broken]
             rows = rows.but([row["place"] for row in broken])
         others = [check for check in self._checks.of_rows if check not in rejecting]
-        if rows.left_out:
+        if rows.left_out or reading is None:
             reading = self._read_once(others, measured, rows)
+        if rows.left_out:
             self._session.execute(
                 SQL("DELETE FROM {} WHERE ctid = ANY ({}::tid[])").format(
                     stage.identifier, Literal(list(rows.left_out))
@@ -194,6 +196,14 @@ class MartChecks:
         outcomes += [self._outcome(check, rows, reading) for check in others]
         self.rows_judged = reading.rows
         return rows, Judgement(tuple(outcomes), tuple(letters)), reading.measured
+
+    def _read_before(self, rejecting: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows) -> Reading | None:
+        """Read rows of which some may be rejected; None when a check cannot be judged, perhaps because of these."""
+        if not rejecting:
+            return self._read_once(self._checks.of_rows, measured, rows)
+        with suppress(BadCheck), self._session.transaction():
+            return self._read_once(self._checks.of_rows, measured, rows)
+        return None
 
     def _wait_for_reader(self) -> None:
         """Let our transaction be idle while the reader is asked; it holds no lock by then that anybody waits for."""
@@ -268,7 +278,7 @@ class MartChecks:
     def _told_of_row(self) -> Composed:
         """Give outputs about rows `q`: how many there are, and of each its text, its place and the name of a letter."""
         return SQL(
-            "count(*) OVER () AS rows, (to_jsonb(q) - {place}{key})::text AS found, q.{column}::text AS place,"
+            "count(*) OVER () AS rows, (to_jsonb(q.*) - {place}{key})::text AS found, q.{column}::text AS place,"
             " {name} AS name"
         ).format(place=Literal(PLACE), key=self._exact_key, column=Identifier(PLACE), name=self._name_of("q"))
 
@@ -326,7 +336,7 @@ class MartChecks:
             told=_TOLD,
             names=SQL(", ").join(names),
             rows=rows.select(with_place=False),
-            there=SQL(" AND ").join(SQL("{} IS NOT NULL").format(name) for name in names),
+            there=SQL(" AND ").join(SQL("{} IS DISTINCT FROM NULL").format(name) for name in names),
             limit=Literal(MAX_EXAMPLES),
         )
         return _of_values(check, *_first_rows(self._all(check, statement)))
@@ -362,7 +372,7 @@ class MartChecks:
     def _judge_sql(self, check: Asked) -> sqlguard.Judged:
         """Judge it again: the definition may have been written with psql."""
         try:
-            judged = sqlguard.judge(check.select, self._settings.sql_policy, given=(STAGED, TARGET))
+            judged = sqlguard.judge(check.select, self._settings.sql_policy, given=names_given(check))
         except InvalidQuery as exc:
             raise _bad(check, exc.message) from exc
         if judged.parameters:

@@ -170,7 +170,7 @@ def count_changed_columns(merge: Merge) -> Composed:
 def first_differences(merge: Merge, op: str, limit: int) -> Composed:
     """Read the first rows of one kind, by key: as text, before and after."""
     texts = {alias: _comma(_text(alias, name) for name in merge.columns) for alias in ("t", "d")}
-    before, after = (SQL("(SELECT to_jsonb(x)::text FROM (SELECT {}) AS x)").format(texts[a]) for a in ("t", "d"))
+    before, after = (SQL("(SELECT to_jsonb(x.*)::text FROM (SELECT {}) AS x)").format(texts[a]) for a in ("t", "d"))
     # A removed row has nothing but its key in the difference, and a new one is not in the target.
     return SQL(
         "SELECT {before} AS before, {after} AS after"

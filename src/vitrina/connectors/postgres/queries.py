@@ -67,7 +67,7 @@ def first_rows(definition: Definition, judged: Judged, settings: Settings, sizes
             SQL(
                 "{} SELECT CASE WHEN coalesce(sum(length(shown.row)), 0) <= {}"
                 " THEN coalesce(array_agg(shown.row), ARRAY[]::text[]) END FROM ("
-                "SELECT to_jsonb(q)::text AS row FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
+                "SELECT to_jsonb(q.*)::text AS row FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
                 ") AS shown"
             ).format(head, Literal(sizes.max_bytes), source, Literal(sizes.rows))
         )

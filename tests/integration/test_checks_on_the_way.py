@@ -107,6 +107,29 @@ def test_rejected_rows_are_left_out_and_can_be_sent_again(
     assert shown(lake) == set(range(1, 31))
 
 
+@pytest.mark.parametrize("severity", ["fail", "warn", "reject"])
+def test_rows_that_break_a_check_are_kept_to_be_shown_whatever_their_numbers(bench: Workbench, severity: str) -> None:
+    make(bench, NOT_NULL | {"severity": severity})
+    bench.sql("ALTER TABLE content.film ALTER price TYPE float8")
+    bench.sql("UPDATE content.film SET title = NULL, price = 'NaN' WHERE id = 1")
+    bench.sql("UPDATE content.film SET title = NULL, price = '-Infinity' WHERE id = 2")
+
+    run = bench.run("films")
+
+    [found] = run["metrics"]["checks"]
+    assert (found["result"], found["rows"]) == ({"fail": "failed", "warn": "warned", "reject": "rejected"}[severity], 2)
+    assert run["error_code"] == ("check_failed" if severity == "fail" else None)
+
+
+def test_a_time_after_the_year_9999_names_the_check(bench: Workbench) -> None:
+    make(bench, FRESH)
+    bench.sql("UPDATE content.film SET changed = '20000-01-01' WHERE id = 1")
+
+    run = bench.run("films")
+
+    assert (run["status"], "freshness_changed" in run["error_message"]) == ("FAILED", True), run["error_message"]
+
+
 def test_the_latest_value_of_an_interrupted_load_is_that_of_all_its_rows(bench: Workbench, lake: Path) -> None:
     make(bench, FRESH, COUNT)
     bench.sql("UPDATE content.film SET changed = now() - interval '2 days' WHERE id > 1")

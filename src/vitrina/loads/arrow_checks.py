@@ -1,5 +1,6 @@
 """Checks of rows on their way to a target that does not judge them itself: on Arrow tables, a batch at a time."""
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -149,23 +150,25 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, int | float | None) else str(value)[:_LONGEST_SHOWN]
-        for name, value in row.items()
-    }
+    return {name: value if _is_of_json(value) else str(value)[:_LONGEST_SHOWN] for name, value in row.items()}
+
+
+def _is_of_json(value: object) -> bool:
+    """Tell whether JSON has it as it is, which knows neither NaN nor infinity."""
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, int | None)
 
 
 def _latest(check: Freshness, rows: pa.Table) -> str | None:
     """Return the latest value as a time in UTC, which is ordered as text is."""
     column = rows.column(check.column)
-    value = pc.max(column).as_py()
-    if value is None:
-        return None
     try:
+        value = pc.max(column).as_py()
+        if value is None:
+            return None
         at = datetime.fromisoformat(value) if isinstance(value, str) else value
         if not isinstance(at, datetime):
             at = datetime.combine(at, datetime.min.time()) if isinstance(at, date) else None
-    except ValueError:
+    except (ValueError, OverflowError):  # no time, or one after the year 9999
         at = None
     if at is None:
         raise BadCheck(say("run.check_type", check=check.called, column=check.column, type=str(column.type)))

@@ -507,7 +507,7 @@ class Definition(Strict):
             raise Unfit("options.deletes", say("definition.deletes_of_others"))
         if deletes.keep and self.mode == "live":
             raise Unfit("options.deletes", say("definition.deletes_none_live"))
-        if deletes.keep and self.mode == "full" and self.options.delete_when:
+        if deletes.keep and self.options.delete_when:
             raise Unfit("options.deletes", say("definition.deletes_none_and", option="delete_when"))
         return self
 
@@ -523,6 +523,16 @@ class Definition(Strict):
             raise Unfit("options.deletes.scan", say("definition.no_delete_scan", target=self.final_target))
         if deletes and deletes.scan and self.python_source:
             raise Unfit("options.deletes.scan", say("definition.scan_of_python", source=self.python_source))
+        return self
+
+    @model_validator(mode="after")
+    def _unique_indexes_fit(self) -> Self:
+        """Refuse indexes in which states of the past, or rows that are marked as deleted, keep values taken."""
+        options = self.options
+        keeps = "history" if options.history else "deletes.soft" if options.deletes and options.deletes.soft else None
+        unique = [place for place, index in enumerate(options.table.indexes) if index.unique] if options.table else []
+        if keeps and unique:
+            raise Unfit(f"options.table.indexes.{unique[0]}.unique", say("definition.unique_of_kept", option=keeps))
         return self
 
     @model_validator(mode="after")

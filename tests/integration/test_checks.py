@@ -281,14 +281,27 @@ def test_values_with_a_null_inside_are_compared_too(bench: Workbench) -> None:
     assert bench.run("films")["error_code"] == "check_failed"
 
 
-def test_an_expression_may_not_read_the_target(bench: Workbench) -> None:
-    check = {"kind": "expression", "expression": "id NOT IN (SELECT t.id FROM target AS t)"}
-    make(bench, check)
+@pytest.mark.parametrize(
+    ("wrong", "said"), [("id NOT IN (SELECT t.id FROM target AS t)", "target"), ("at > :since", ":since")]
+)
+def test_what_an_expression_may_not_name_is_refused_when_it_is_saved(bench: Workbench, wrong: str, said: str) -> None:
+    make(bench, {"kind": "expression", "expression": wrong})
     row = pipelines.find(bench.metastore, "films")
     assert row is not None
     [problem] = policy.problems(pipelines.definition_of(row), bench.settings)
     assert problem.path == "checks.0"
-    assert "target" in problem.message
+    assert said in problem.message
+
+
+def test_a_type_that_is_compared_with_nothing_names_the_check(bench: Workbench) -> None:
+    bench.sql("CREATE TYPE content.pair AS (a int, b int); ALTER TABLE content.films ADD COLUMN pair content.pair")
+    bench.sql("GRANT USAGE ON SCHEMA content TO vitrina_app")
+    checks = [{"kind": "accepted_values", "column": "pair", "values": ["(1,2)"]}]
+    bench.pipeline("films", "SELECT id, pair FROM content.films", target_key=["id"], checks=checks)
+
+    run = bench.run("films")
+
+    assert (run["error_code"], "accepted_values_pair" in run["error_message"]) == ("bad_check", True)
 
 
 def test_a_letter_names_its_row_exactly(bench: Workbench) -> None:

@@ -8,7 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.workbench import Workbench
+from vitrina import failpoints
 from vitrina.definition import Definition
+from vitrina.status import Trigger
+from vitrina.store import pipelines, recovery, state
 from vitrina.store.database import Connection
 
 FILMS = """
@@ -353,3 +356,66 @@ def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench) -> No
         """
     )
     assert found == [{"is_primary": key, "options": ["fillfactor=70"]} for key in (False, True)]
+
+
+def test_a_load_that_waited_while_the_mart_was_repaired_is_read_again(workbench: Workbench) -> None:
+    workbench.settings = workbench.settings.model_copy(update={"backoff_seconds": (0.01,), "max_attempts": 2})
+    workbench.source(FILMS)
+    make(workbench, "full")
+    run(workbench)
+    touch(workbench, 1, "read")
+    failpoints.configure("publish.applied:error:1,publish.applied:error:2")
+    try:
+        assert workbench.run("films")["status"] == "FAILED"
+    finally:
+        failpoints.configure("")
+    workbench.request("films")
+    row = pipelines.find(workbench.metastore, "films")
+    assert row is not None
+    pipelines.request_pause(workbench.metastore, row["id"])
+    recovery.pause_unclaimed(workbench.metastore)
+    touch(workbench, 1, "repaired")
+    workbench.reconcile("films", level="full", repair=True)
+
+    pipelines.resume(workbench.metastore, row["id"], trigger=Trigger.API, traceparent=None)
+    workbench.perform(workbench.claim())
+    done = workbench.last_run("films")
+
+    assert done["status"] == "SUCCESS", done["error_message"]
+
+    assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
+    titles = [
+        row["title"] for row in workbench.sql("SELECT title FROM analytics.films WHERE id = 1 ORDER BY valid_from")
+    ]
+    assert titles == ["film 1", "repaired"]
+
+
+@pytest.mark.parametrize("kept", [{"history": {}}, {"deletes": {"soft": "is_gone"}}])
+def test_a_unique_index_over_rows_of_the_past_is_refused(kept: dict[str, Any]) -> None:
+    options = {"table": {"indexes": [{"columns": ["title"]}, {"columns": ["title"], "unique": True}]}} | kept
+    with pytest.raises(ValidationError, match="whose values a unique index would hold as taken"):
+        Definition.model_validate(
+            {
+                "name": "films",
+                "source_query": QUERY,
+                "target_table": "analytics.films",
+                "target_key": ["id"],
+                "options": options,
+            }
+        )
+
+
+def test_a_reset_state_still_knows_the_latest_snapshot(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "full")
+    run(workbench)
+    row = pipelines.find(workbench.metastore, "films")
+    assert row is not None
+    # The clock of the source was a day ahead in a run that found nothing new.
+    workbench.sql(
+        "UPDATE etl.etl_state SET identity = jsonb_set(identity, '{history,at}', to_jsonb(now() + interval '1 day'))"
+    )
+    state.reset(workbench.metastore, row["id"])
+    [ahead] = workbench.sql("SELECT now() + interval '23 hours' AS at")
+    touch(workbench, 1, "later")
+    assert run(workbench)["metrics"]["snapshot_at"] > ahead["at"].isoformat()

@@ -34,6 +34,8 @@ const sentences: Record<string, string> = {
   "definition.first_step": "первый шаг должен быть SQL (он читает источник), а не {task_type}",
   "definition.given": ", а не {value}",
   "definition.history_and": "options.history несовместима с options.{option}: {value} — состояния были бы затёрты или смешаны",
+  "definition.unique_of_kept":
+    "options.{option} хранит строки, которых больше нет, и уникальный индекс считал бы их значения занятыми: уберите `unique` или сами добавьте к таблице индекс текущих строк",
   "definition.history_key": "в target_key есть «{column}» — столбец options.history: назовите только то, что отличает строку источника",
   "definition.history_names": "столбцам истории нужны три разных имени, а не {names}",
   "definition.history_target": "{target} не хранит историю: для options.history приёмник — таблица Postgres, schema.table",

@@ -17,7 +17,7 @@ FRESHEST = "freshest"
 # Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
 OF_THE_LOAD: tuple[str, ...] = ("snapshot_at", FRESHEST)
 # Keys that say what is in the target: a checkpoint that is reset keeps them.
-OF_THE_TARGET: tuple[str, ...] = ("columns",)
+OF_THE_TARGET: tuple[str, ...] = ("columns", "history")
 
 
 @dataclass(frozen=True)

@@ -131,10 +131,17 @@ class Checks:
         """Hold a number of rows against limits and against the runs before."""
         low, high = _limits(check, self.history.get(check.called, ()))
         broken = (low is not None and rows < low) or (high is not None and rows > high)
-        expected = say(
-            "check.expected", low="" if low is None else f"{low:,}", high="" if high is None else f"{high:,}"
-        )
-        return Found(say("check.row_count", rows=rows, expected=expected), broken, value=rows)
+        return Found(say("check.row_count", rows=rows, expected=_expected(low, high)), broken, value=rows)
+
+
+def _expected(low: int | None, high: int | None) -> str:
+    if low is None:
+        return say("check.expected_most", high="" if high is None else f"{high:,}")
+    return (
+        say("check.expected_least", low=f"{low:,}")
+        if high is None
+        else say("check.expected", low=f"{low:,}", high=f"{high:,}")
+    )
 
 
 def _too_many(check: RowCheck, found: Found, rejected_before: int) -> bool:

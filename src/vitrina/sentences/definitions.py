@@ -70,6 +70,10 @@ SENTENCES = {
     "definition.history_and": (
         "options.history does not go with options.{option}: {value}, which would write over states or mix them"
     ),
+    "definition.unique_of_kept": (
+        "options.{option} keeps rows that are no longer there, whose values a unique index would hold as taken: leave"
+        " `unique` out, or add an index of the current rows to the table yourself"
+    ),
     "definition.history_key": (
         "target_key names {column!r}, a column of options.history: name what identifies a row of the source alone"
     ),

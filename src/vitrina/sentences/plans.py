@@ -165,6 +165,8 @@ SENTENCES = {
     ),
     "check.changed_share": "{changed} changes in a target of {rows} rows, {most} of them are expected at most",
     "check.expected": "expected: from {low} to {high}",
+    "check.expected_least": "expected: {low} or more",
+    "check.expected_most": "expected: {high} or fewer",
     "check.first_load": "the target was empty: there is nothing to compare with",
     "check.freshness": "the latest {column} is {age} seconds old, {most} is the limit",
     "check.named": "the SQL of the check {check}",

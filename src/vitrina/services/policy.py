@@ -213,10 +213,14 @@ def _check_problems(definition: Definition, settings: Settings) -> list[FieldErr
     for place, check in enumerate(definition.checks):
         if isinstance(check, data_checks.Asked):
             try:
-                sqlguard.judge(check.select, settings.sql_policy, given=data_checks.names_given(check))
+                judged = sqlguard.judge(check.select, settings.sql_policy, given=data_checks.names_given(check))
             except InvalidQuery as exc:
                 message = say("definition.check_query", name=check.called, message=exc.message)
                 found.append(FieldError(f"checks.{place}", message, exc.code))
+                continue
+            if judged.parameters:
+                message = say("definition.check_query", name=check.called, message=say("check.no_parameters"))
+                found.append(FieldError(f"checks.{place}", message))
     return found
 
 

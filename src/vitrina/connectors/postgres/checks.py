@@ -346,7 +346,7 @@ class MartChecks:
     def _all(self, check: CheckOption, statement: Composed) -> list[Row]:
         try:
             return self._session.execute(statement).fetchall()
-        except (psycopg.DataError, psycopg.ProgrammingError) as exc:
+        except (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError) as exc:
             raise _bad(check, database.sql_message(exc)) from exc
 
     # --- under the reader's login: what the author wrote -------------------------------------------------------------

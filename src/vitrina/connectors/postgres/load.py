@@ -30,7 +30,7 @@ from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
-from vitrina.errors import DuplicateKeys, TransientError
+from vitrina.errors import DuplicateKeys, StageLost, TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
@@ -411,12 +411,18 @@ class StageLoad(BaseLoad):
         return checks.judge_load(self.stage, self.stage.counted_to_judge(found.accepted), has_rows=found.rows > 0)
 
     def _recall_snapshot(self, found: Checkpoint) -> None:
-        """Take the time of the snapshot that an earlier run has read; without a row there was none."""
+        """Take the time of the snapshot that an earlier run has read; without a row there was none.
+
+        After a repair, states of a later snapshot are there: what was read before it has to be read again.
+        """
         dated = found.identity.get(history.OF_LOAD)
-        if dated:
-            self._target.use_snapshot(datetime.fromisoformat(dated))
-        else:
+        if dated is None:
             self._target.date_snapshot()
+            return
+        moment = datetime.fromisoformat(dated)
+        self._target.use_snapshot(moment)
+        if self._writer.snapshot_at != moment:
+            raise StageLost(f"the mart was repaired after the rows of this load were read ({dated})")
 
     def discard(self) -> None:
         self.stage.drop(self._target.session)

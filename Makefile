@@ -87,6 +87,12 @@ test-lake: setup ## Targets of Parquet files, with DuckDB and a real S3 server, 
 	@./scripts/install-s3-server
 	@PYTHONPATH="$(CURDIR)/.lake" VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
 
+.PHONY: test-spark
+test-spark: setup ## Loads that executors of a real Spark cluster bring, installed beside .venv (QUICK=1: without a million rows and 30 kills)
+	@./scripts/install-system-packages java
+	@.venv/bin/uv pip install --quiet --require-hashes --target .spark --requirements requirements/spark.txt
+	@PYTHONPATH="$(CURDIR)/.spark" VITRINA_TEST_SPARK=1 $(if $(QUICK),,VITRINA_CHAOS=long) $(RUN_PYTEST) -s tests/spark
+
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
 	@./scripts/setup-airflow
@@ -177,6 +183,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --group frames -o requirements/frames.txt
 	@$(COMPILE) --group clickhouse --constraints requirements/dev.txt -o requirements/clickhouse.txt
 	@$(COMPILE) --group lake --constraints requirements/dev.txt -o requirements/lake.txt
+	@$(COMPILE) --group spark --constraints requirements/dev.txt -o requirements/spark.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

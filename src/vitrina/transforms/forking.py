@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+_MODULE = "vitrina.transforms.template"
+STEPS = ("vitrina.transforms.worker",)
 # What its imports may take on a machine that is busy.
 _READY_SECONDS = 60.0
 
@@ -47,14 +49,30 @@ class Forked:
         self._ended.set()
 
 
+class Group:
+    """A worker, and processes that it started: they share its session."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
+
+
 class Template:
     """The process that workers are forked from, for one environment."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], modules: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vitrina.transforms.template", str(theirs.fileno()), *sys.path],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), ",".join(modules), *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=environment,
@@ -70,7 +88,7 @@ class Template:
             raise NoTemplate
 
     def fork(self, descriptors: Sequence[int]) -> Forked:
-        """Start a worker that has these descriptors: requests, replies, life, place and output."""
+        """Start a worker that has these descriptors: its own, then that of its output."""
         with self._asking:
             try:
                 socket.send_fds(self._control, [b"f"], list(descriptors))
@@ -117,9 +135,13 @@ class Template:
 
 
 class Templates:
-    """The process that workers are forked from, made when the first one is needed. Only runners keep one."""
+    """The process that workers are forked from, made when the first one is needed. Only runners keep one.
 
-    def __init__(self) -> None:
+    `modules`: what it imports; the first has the workers' `main`.
+    """
+
+    def __init__(self, modules: Sequence[str] = STEPS) -> None:
+        self._modules = modules
         self.are_kept = False
         self._making = threading.Lock()
         self._made: tuple[dict[str, str], Template] | None = None
@@ -131,22 +153,25 @@ class Templates:
     def keep(self) -> None:
         self.are_kept = True
 
-    def fork(self, theirs: Sequence[int], environment: dict[str, str]) -> Forked | None:
-        """Fork a worker; None where a process of its own is to be started instead."""
+    def fork(self, theirs: Sequence[int], environment: dict[str, str], more: Sequence[str] = ()) -> Forked | None:
+        """Fork a worker; None where a process of its own is to be started instead.
+
+        `more`: modules for a process that is made now.
+        """
         if not self.are_kept:
             return None
         try:
-            return self._of(environment).fork(theirs)
+            return self._of(environment, more).fork(theirs)
         except NoTemplate:
             structlog.get_logger().warning("worker.not_forked")
             self.close()
             return None
 
-    def _of(self, environment: dict[str, str]) -> Template:
+    def _of(self, environment: dict[str, str], more: Sequence[str]) -> Template:
         with self._making:
             if self._made is None or self._made[0] != environment:
                 self._drop()
-                self._made = environment, Template(environment)
+                self._made = environment, Template(environment, (*self._modules, *more))
             return self._made[1]
 
     def close(self) -> None:

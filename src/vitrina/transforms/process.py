@@ -23,6 +23,8 @@ from vitrina.transforms import forking, progress, wire
 from vitrina.transforms.progress import Place
 from vitrina.transforms.wire import Message
 
+# The name of the thread that waits for a worker's end.
+ENDING = "worker-end"
 _LOOK_SECONDS = 0.05
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
@@ -120,9 +122,9 @@ def start(environment: dict[str, str]) -> Started:
     return Started(process, requests, replies, output, life, place)
 
 
-def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
+def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> forking.Group:
     *descriptors, output = theirs
-    return _Group(
+    return forking.Group(
         subprocess.Popen(
             [sys.executable, "-P", "-m", "vitrina.transforms.worker", *map(str, descriptors), *sys.path],
             stdin=subprocess.DEVNULL,
@@ -133,22 +135,6 @@ def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
             start_new_session=True,
         )
     )
-
-
-class _Group:
-    """The worker, and processes that a step started: they share its session."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.pid = process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.kill()
 
 
 # --- at work -------------------------------------------------------------------------------------------------------
@@ -271,7 +257,7 @@ class Worker:
             self._ended_because = because
             self._closed.set()
         self._started.process.kill()
-        threading.Thread(target=self._bury, name="worker-end", daemon=True).start()
+        threading.Thread(target=self._bury, name=ENDING, daemon=True).start()
 
     def _bury(self) -> None:
         with suppress(subprocess.TimeoutExpired):

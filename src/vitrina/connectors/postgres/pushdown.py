@@ -172,6 +172,10 @@ class SharedSnapshot:
         self._age: Age | None = None
         self.name = ""
 
+    @property
+    def is_old(self) -> bool:
+        return self._age is not None and self._age.is_over
+
     def renew(self) -> bool:
         """Replace a snapshot that is too old, and tell whether an earlier one was given up.
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina.connectors.postgres.source import Age
 from vitrina.errors import TransientError
-from vitrina.loads import ranged
+from vitrina.loads import local_pool, ranged
 from vitrina.loads.control import RunControl
 from vitrina.ports.ranges import FillHandle, KeyRange, Result, Task
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import ConnectionLimits, Settings
 from vitrina.store import pipelines, session_limits
+from vitrina.transforms import forking
 
 ROWS = 1_500
 FILMS = f"""
@@ -89,6 +91,51 @@ def test_steps_of_users_run_below_the_workers(bench: Workbench) -> None:
     assert mart == {"rows": ROWS - ROWS // 7, "dropped": False}
 
 
+WHOSE_CHILD = """
+import os
+from pathlib import Path
+from vitrina.transforms import transform
+
+@transform("whose_child", rows=True)
+def whose_child(row):
+    words = Path("/proc/self/cmdline").read_bytes().split(bytes(1))
+    held = b"VITRINA_" in Path("/proc/self/environ").read_bytes()
+    row["title"] = f"{os.getppid()} {words[3].decode()} {held}"
+    return row
+"""
+
+
+def test_steps_below_the_workers_are_forked_too(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "family.py").write_text(WHOSE_CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("VITRINA_CONN_OTHER", "postgresql://somebody:secret@127.0.0.1:1/none")
+    kept = forking.Templates(), forking.Templates(["vitrina.loads.range_worker"])
+    for module, templates in zip((forking, local_pool), kept, strict=True):
+        templates.keep()
+        monkeypatch.setattr(module, "templates", templates)
+    bench.settings = bench.settings.model_copy(update={"transforms": "family"})
+    step = {"order_index": 1, "task_type": "PYTHON", "body": "whose_child"}
+    tasks = [{"order_index": 0, "task_type": "SQL", "body": QUERY}, step]
+    bench.pipeline("films", QUERY, source_query=None, tasks=tasks, target_key=["id"], batch_size=100, options=CUT)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    found = {row["title"].split()[0] for row in bench.sql("SELECT DISTINCT title FROM analytics.films")}
+    modules = bench.sql(
+        "SELECT DISTINCT split_part(title, ' ', 2) AS module, split_part(title, ' ', 3) AS held FROM analytics.films"
+    )
+    assert modules == [{"module": "vitrina.transforms.template", "held": "False"}]
+    # One branch for each worker, none of them the runner's own, and all of them end with their worker.
+    assert 1 <= len(found) <= 2
+    assert str(kept[0].pid) not in found
+    until(lambda: not any(is_alive(int(pid)) for pid in found), seconds=30)
+    for templates in kept:
+        templates.close()
+
+
 @pytest.mark.parametrize("end", ["pause", "lease"])
 def test_workers_and_their_sessions_end_with_the_run(bench: Workbench, end: str) -> None:
     bench.pipeline("slow", SLOW, target_key=["id"], options=CUT | {"route": "copy"})
@@ -112,6 +159,13 @@ def test_workers_and_their_sessions_end_with_the_run(bench: Workbench, end: str)
     assert bench.last_run("slow")["status"] == ("PAUSED" if end == "pause" else "RUNNING")
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def reading(bench: Workbench) -> int:
     """Count the sessions in which workers read."""
     found = bench.sql(
@@ -132,17 +186,15 @@ class Unreliable:
         self._chance = chance
         self._losses = losses
         self._tasks: list[Task] = []
-        self._is_recalled = False
 
     def submit(self, task: Task) -> None:
         self._tasks.append(task)
 
-    def results(self, check: Callable[[], None]) -> Iterator[Result]:
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
         while self._tasks:
-            check()
-            if self._is_recalled:
+            if check():
                 # What is submitted from now on is read in another snapshot.
-                recalled, self._tasks, self._is_recalled = self._tasks, [], False
+                recalled, self._tasks = self._tasks, []
                 yield from (Result(task, is_recalled=True) for task in recalled)
             else:
                 yield from self._fate(self._tasks.pop(self._chance.randrange(len(self._tasks))))
@@ -159,16 +211,8 @@ class Unreliable:
             return
         yield from [Result(task, filled=filled)] * self._chance.randint(1, 2)
 
-    def recall(self) -> None:
-        self._is_recalled = True
-
-    def finish(self) -> None:
-        pass
-
     def cancel(self) -> None:
         self._filler.close()
-
-    close = cancel
 
 
 def rely_on(

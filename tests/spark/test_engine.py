@@ -107,7 +107,7 @@ def ranges_of(*names: str) -> list[Task]:
 def collected(engine: SparkEngine, tasks: list[Task]) -> list[Result]:
     for task in tasks:
         engine.submit(task)
-    return list(engine.results(lambda: None))
+    return list(engine.results(lambda: False))
 
 
 def attempts(tmp_path: Path) -> list[str]:
@@ -167,7 +167,7 @@ def test_what_is_submitted_meanwhile_is_the_next_job(open_engine: Callable[[], S
     first, second = ranges_of("first", "second")
     engine.submit(first)
     found: list[Any] = []
-    for result in engine.results(lambda: None):
+    for result in engine.results(lambda: False):
         found.append(result)
         if len(found) == 1:
             engine.submit(second)
@@ -183,12 +183,13 @@ def test_a_job_is_ended_within_seconds(open_engine: Callable[[], SparkEngine], t
     engine = open_engine()
     ended_at: list[float] = []
 
-    def check() -> None:
-        if attempts(tmp_path) and not ended_at:
-            ended_at.append(time.monotonic())
-            if end == "cancel":
-                raise Interrupted
-            engine.recall()
+    def check() -> bool:
+        if not attempts(tmp_path) or ended_at:
+            return False
+        ended_at.append(time.monotonic())
+        if end == "cancel":
+            raise Interrupted
+        return True
 
     [task] = ranges_of("slow")
     engine.submit(task)

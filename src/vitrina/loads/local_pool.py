@@ -68,19 +68,18 @@ class LocalPool:
                 thread.start()
         self._tasks.put(task)
 
-    def results(self, check: Callable[[], None]) -> Iterator[Result]:
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
         while self._outstanding:
             try:
                 found = self._results.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
+                # Nothing is recalled: no more attempts are submitted than there are workers.
                 check()
                 continue
             with self._lock:
                 self._outstanding -= 1
             yield found
-
-    def recall(self) -> None:
-        """Do nothing: no more attempts are submitted than there are workers."""
+        self._dismiss()
 
     def cancel(self) -> None:
         with self._lock:
@@ -88,16 +87,14 @@ class LocalPool:
             processes = list(self._processes.values())
         for process in processes:
             process.kill()
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._dismiss()
 
-    def finish(self) -> None:
+    def _dismiss(self) -> None:
         """Let the workers end by themselves when nothing is left to do; nobody waits for them."""
-        for _ in self._threads:
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for _ in threads:
             self._tasks.put(None)
-
-    # As an `Endable`, which the lease ends.
-    close = cancel
 
     # --- one worker --------------------------------------------------------------------------------------------------
 
@@ -119,7 +116,8 @@ class LocalPool:
         self._let_go(process, politely=not self._is_over)
 
     def _started(self) -> "_Process":
-        process = _Process(self._silence_limit, self._handle.modules)
+        environment = forking.environment_of(self._settings.step_environment)
+        process = _Process(self._silence_limit, self._handle.modules, environment)
         with self._lock:
             self._processes[threading.current_thread()] = process
             is_over = self._is_over
@@ -165,7 +163,7 @@ def _spawn(descriptors: Sequence[int]) -> forking.Group:
 class _Process:
     """One worker: its process, and our end of its pipe."""
 
-    def __init__(self, silence_limit_seconds: float, modules: Sequence[str]) -> None:
+    def __init__(self, silence_limit_seconds: float, modules: Sequence[str], step_environment: dict[str, str]) -> None:
         self._silence_limit = silence_limit_seconds
         ours, theirs = socketpair()
         life_end, life = os.pipe()
@@ -173,8 +171,9 @@ class _Process:
         self._life: int | None = life
         self._line: Connection[Any, Any] = Connection(ours.detach())
         try:
-            with theirs:
-                descriptors = (theirs.fileno(), life_end)
+            # Steps run in processes below it, which are forked as ours are.
+            with theirs, forking.templates.branch(step_environment) as control:
+                descriptors = (theirs.fileno(), life_end, control.fileno())
                 given = (*descriptors, sys.__stderr__.fileno() if sys.__stderr__ else 2)
                 self._process = templates.fork(given, dict(os.environ), modules) or _spawn(descriptors)
         finally:

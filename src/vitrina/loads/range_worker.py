@@ -5,6 +5,7 @@ runner has; each answer says what came of a task. Steps that do not ship with Vi
 """
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
@@ -18,18 +19,18 @@ from vitrina.ports.ranges import Filler, FillHandle, Task
 from vitrina.ports.worker_errors import packed
 from vitrina.settings import Settings
 from vitrina.store import database
-from vitrina.transforms import process
+from vitrina.transforms import forking, process
 from vitrina.transforms.child_process import be_modest, end_with_runner
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    line, life = map(int, arguments[:2])
-    for descriptor in (line, life):
+    line, life, control = map(int, arguments[:3])
+    for descriptor in (line, life, control):
         os.set_inheritable(descriptor, False)
     end_with_runner(life)
     be_modest()
-    sys.path[:] = arguments[2:]
-    _serve(Line(Connection(line)))
+    sys.path[:] = arguments[3:]
+    _serve(Line(Connection(line)), socket.socket(fileno=control))
     # The sessions end with the process: no server is waited for.
     os._exit(0)
 
@@ -47,11 +48,12 @@ class Line:
             self._connection.send((kind, said))
 
 
-def _serve(line: Line) -> None:
+def _serve(line: Line, control: socket.socket) -> None:
     """Open what the runner describes, then fill one range after the other until it closes its end."""
     try:
         settings, handle = line.receive()
         structlog.configure(processors=[_Forwarding(line, settings)])
+        forking.templates.adopt(forking.environment_of(settings.step_environment), control)
         filler = _opened(line, settings, handle)
         while filler is not None and (task := line.receive()) is not None:
             _fill(line, filler, task)

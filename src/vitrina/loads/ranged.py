@@ -39,13 +39,22 @@ def fill(run: Run, load: Load) -> None:
 @contextmanager
 def _opened(run: Run, handle: FillHandle) -> Iterator[Engine]:
     engine = engines.open_engine(run, handle, lambda count: _reserve(run, count))
-    run.context.attach(engine)
+    run.context.attach(_Cancelling(engine))
     try:
         yield engine
-        engine.finish()
     except BaseException:
         engine.cancel()
         raise
+
+
+@dataclass(frozen=True)
+class _Cancelling:
+    """An engine as the lease ends it."""
+
+    engine: Engine
+
+    def close(self) -> None:
+        self.engine.cancel()
 
 
 def _reserve(run: Run, count: int) -> int:
@@ -125,11 +134,10 @@ class RangedFill:
             self._submit()
         self._give_back()
 
-    def _while_waiting(self) -> None:
+    def _while_waiting(self) -> bool:
         """Check as every run does. A snapshot that is too old is given up, once it has brought something."""
         self._run.while_waiting()
-        if self._snapshot.is_old and self._has_brought:
-            self._engine.recall()
+        return self._snapshot.is_old and self._has_brought
 
     def _give_back(self) -> None:
         """Give back part numbers that engines reserved; the next load, in a stage of its own, may draw them again."""

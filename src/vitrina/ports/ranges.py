@@ -85,27 +85,17 @@ class Engine(Protocol):
         """Accept an attempt. It begins when a worker is free."""
         ...
 
-    def results(self, check: Callable[[], None]) -> Iterator[Result]:
-        """Yield each attempt as it ends, in any order, until none is left.
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        """Yield each attempt as it ends, in any order, until none is left; then let the workers end by themselves.
 
-        `check` is called several times a second meanwhile; what it raises ends the iteration.
+        `check` is called several times a second meanwhile; what it raises ends the iteration. When it returns True, the
+        snapshot is too old: attempts that could wait for hours are given back as recalled, those under way may end.
         """
-        ...
-
-    def recall(self) -> None:
-        """Give back attempts that could wait for hours, because their snapshot is too old; those under way may end."""
         ...
 
     def cancel(self) -> None:
         """End the workers and their sessions at once; from any thread, and more than once."""
         ...
-
-    def finish(self) -> None:
-        """Let workers end by themselves when nothing is left to do."""
-        ...
-
-    # `cancel`, as the lease calls it.
-    def close(self) -> None: ...
 
 
 class Filler(Protocol):

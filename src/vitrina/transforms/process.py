@@ -2,7 +2,6 @@
 
 import contextvars
 import fcntl
-import fnmatch
 import mmap
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,14 +36,6 @@ IMPORT_SECONDS = 120.0
 # These begin with an import.
 _IMPORTING = ("describe", "plan", "source")
 
-# What any program needs to find its files, its language and its time zone. Nothing else is inherited.
-_PLAIN_NAMES = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LC_*"),
-    *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS"),
-    *("VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
-    *("OMP_NUM_THREADS", "ARROW_*", "POLARS_MAX_THREADS"),
-)
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -55,16 +46,6 @@ class Limits:
     # Names of variables of the environment, `*` for any characters, that steps are given besides the plain ones.
     environment: tuple[str, ...] = ()
     output_lines: int = 500
-
-
-def environment_of(names: Iterable[str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Choose the variables that a worker is started with."""
-    patterns = (*_PLAIN_NAMES, *names)
-    return {
-        name: value
-        for name, value in inherited.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
 
 
 # --- starting ------------------------------------------------------------------------------------------------------
@@ -163,7 +144,7 @@ class Worker:
         self._ended_because: VitrinaError | None = None
         self._deadline: float | None = None
         self._closed = threading.Event()
-        self._started = start(environment_of(limits.environment))
+        self._started = start(forking.environment_of(limits.environment))
         # With the run's names in its log lines.
         context = contextvars.copy_context()
         self._output = threading.Thread(

@@ -43,7 +43,7 @@ class SparkEngine:
     def submit(self, task: Task) -> None:
         self._waiting.append(task)
 
-    def results(self, check: Callable[[], None]) -> Iterator[Result]:
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
         while self._waiting:
             tasks, self._waiting = self._waiting, []
             job = _Job(self._opening, tasks, self._opening.reserve(executor.NUMBERS))
@@ -54,20 +54,10 @@ class SparkEngine:
             yield from job.results(check)
             job.close()
 
-    def recall(self) -> None:
-        if self._job is not None:
-            self._job.recall()
-
     def cancel(self) -> None:
         self._is_over = True
         if self._job is not None:
             self._job.cancel()
-
-    def finish(self) -> None:
-        """Do nothing: a job that was collected has ended."""
-
-    # As an `Endable`, which the lease ends.
-    close = cancel
 
 
 class _Job:
@@ -86,7 +76,7 @@ class _Job:
     def start(self) -> None:
         threading.Thread(target=self._collect, name="spark", daemon=True).start()
 
-    def results(self, check: Callable[[], None]) -> Iterator[Result]:
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
         """Yield each range once, as its answer comes; then those that none came for."""
         while not self._is_recalled and (found := self._next(check)) is not None:
             if isinstance(found, VitrinaError):
@@ -95,17 +85,18 @@ class _Job:
             yield self._result(*found)
         yield from self._given_up(TransientError(say("run.spark_no_answer")))
 
-    def recall(self) -> None:
-        """End the job; the ranges that no answer has come for are given back."""
-        self._is_recalled = True
-        self.cancel()
-
-    def _next(self, check: Callable[[], None]) -> tuple[int, bytes] | VitrinaError | None:
+    def _next(self, check: Callable[[], bool]) -> tuple[int, bytes] | VitrinaError | None:
         while not self._is_recalled:
             with suppress(queue.Empty):
                 return self._found.get(timeout=_LOOK_SECONDS)
-            check()
+            if check():
+                self._recall()
         return None
+
+    def _recall(self) -> None:
+        """End the job; the ranges that no answer has come for are given back."""
+        self._is_recalled = True
+        self.cancel()
 
     def _result(self, place: int, answer: bytes) -> Result:
         task = self._left.pop(place, None)

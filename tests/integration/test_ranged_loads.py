@@ -105,6 +105,7 @@ def whose_child(row):
 """
 
 
+@pytest.mark.step_processes
 def test_steps_below_the_workers_are_forked_too(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

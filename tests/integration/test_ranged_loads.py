@@ -15,8 +15,9 @@ from structlog.testing import capture_logs
 
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
+from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.source import Age
-from vitrina.errors import TransientError
+from vitrina.errors import SnapshotGone, TransientError
 from vitrina.loads import local_pool, ranged
 from vitrina.loads.control import RunControl
 from vitrina.ports.ranges import FillHandle, KeyRange, Result, Task
@@ -402,6 +403,68 @@ def test_ranges_of_a_snapshot_that_is_too_old_are_given_back(bench: Workbench, m
     assert difference(bench) == []
     # Some were submitted again, because the other range of their snapshot had arrived.
     assert len(begun(lines)) > len(set(begun(lines)))
+
+
+class Elsewhere(Unreliable):
+    """Reach a server that does not know the runner's snapshot: the name is one that no session has exported."""
+
+    def _fate(self, task: Task) -> Iterator[Result]:
+        there = replace(task, snapshot=task.snapshot and "00000099-000000FF-1")
+        try:
+            yield Result(task, filled=self._filler.fill(there, lambda rows: None))
+        except SnapshotGone as exc:
+            yield Result(task, error=exc)
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+def test_workers_on_another_server_read_what_is_there(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    rely_on(monkeypatch, seed=1, kind=Elsewhere)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": route})
+
+    with capture_logs() as lines:
+        run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["consistency"] == "mixed"
+    assert [line["event"] for line in lines].count("load.reads_apart") == 1
+    assert difference(bench) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"options": CUT | {"route": "copy", "consistency": "snapshot"}}, "another server"),
+        # The next pass would begin after rows that a server which lags did not have.
+        ({"options": CUT | {"route": "copy"}, "mode": "incremental", "incremental_key": "id"}, "another server"),
+    ],
+    ids=["one snapshot", "a first pass"],
+)
+def test_workers_on_another_server_are_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], said: str
+) -> None:
+    rely_on(monkeypatch, seed=1, kind=Elsewhere)
+    bench.pipeline("films", QUERY, target_key=["id"], **fields)
+
+    run = bench.run("films")
+
+    assert run["status"] == "FAILED"
+    assert said in run["error_message"]
+    assert bench.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 0}]
+
+
+def test_a_snapshot_that_nobody_holds_any_more_is_no_other_server(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rely_on(monkeypatch, seed=1, kind=Elsewhere)
+    monkeypatch.setattr(SharedSnapshot, "is_held", lambda self: False)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy", "max_attempts": 1})
+
+    run = bench.run("films")
+
+    assert run["status"] == "FAILED"
+    assert "is gone" in run["error_message"]
 
 
 def test_rows_that_come_meanwhile_are_not_in_the_snapshot(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,8 @@ const sentences: Record<string, string> = {
   "run.reading_failed": "чтение источника не удалось: {message}",
   "run.runner_silent": "раннер замолчал; следующий продолжит с чекпоинта",
   "run.runner_stopped": "раннер остановили",
+  "run.snapshot_elsewhere":
+    "процессы этой загрузки попадают на другой сервер источника, чем раннер, и его снимка там нет: пусть подключение ведёт на тот же сервер, или, если полную загрузку можно читать в нескольких снимках, уберите options.consistency и options.history",
   "run.snapshot_gone": "снимок, в котором читается загрузка, исчез: {message}",
   "run.source_is_empty": "в источнике нет строк, а в {target} есть; если его надо опустошить, задайте options.allow_empty",
   "run.source_silent": "источник молчит уже {seconds} с",

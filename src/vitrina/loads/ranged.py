@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitrina.errors import FatalError, StepFailed
+from vitrina.errors import FatalError, SnapshotGone, StepFailed
 from vitrina.loads import engines, range_filling, steps
 from vitrina.loads.filling import window_of
 from vitrina.loads.run import Run
@@ -14,6 +14,7 @@ from vitrina.ports.checkpoint import FRESHEST, RANGES, Checkpoint
 from vitrina.ports.checks import later
 from vitrina.ports.ranges import Engine, Filled, FillHandle, KeyRange, Result, SharedSnapshot, Splits, Task
 from vitrina.ports.target import Load
+from vitrina.sentences import say
 
 # Stands in the checkpoint's position as long as ranges are left: there is no single key to go on after.
 UNFINISHED = '["ranges"]'
@@ -113,6 +114,8 @@ class RangedFill:
         # Numbers that this claim may still use; each is given out once.
         self._numbers: list[int] = []
         self._reopened = False
+        # Whether workers reach another server than the runner, so each range is read as it is there.
+        self._reads_apart = False
         # Whether a range was accepted that was read in the present snapshot.
         self._has_brought = False
 
@@ -175,7 +178,7 @@ class RangedFill:
         rows = self._run.job.described.estimated_rows // max(self._run.plan.ranges, 1)
         batch_rows = self._run.batch_size()
         most_rows = max(_STOP_AFTER * rows, batch_rows)
-        return Task(one, self._draw(), self._snapshot.name, batch_rows, most_rows)
+        return Task(one, self._draw(), None if self._reads_apart else self._snapshot.name, batch_rows, most_rows)
 
     def _draw(self) -> int:
         """Draw a part number. The checkpoint passes it before it is used, so no other attempt ever draws it."""
@@ -188,12 +191,33 @@ class RangedFill:
         """Read a range again whose worker was lost; every other error ends this try of the run."""
         error = result.error or FatalError("an attempt ended with nothing")
         one = result.task.range
+        if self._is_apart(result.task, error):
+            self._waiting.append(one)
+            return
         self._losses[one] = self._losses.get(one, 0) + 1
         if not result.is_lost or self._losses[one] >= _MOST_LOSSES:
             raise error
         run = self._run
         run.log.warning("range.lost", batch_no=result.task.number, error=str(error))
         self._waiting.append(one)
+
+    def _is_apart(self, task: Task, error: BaseException) -> bool:
+        """Tell whether the worker's server does not know a snapshot that ours holds; then go on without, or refuse."""
+        if not isinstance(error, SnapshotGone) or task.snapshot is None:
+            return False
+        if not self._reads_apart:
+            if not self._snapshot.is_held():
+                return False
+            self._read_apart(error)
+        return True
+
+    def _read_apart(self, error: SnapshotGone) -> None:
+        definition = self._run.job.definition
+        # A first pass is never read again: a server that lags could lack rows that the checkpoint passes by.
+        if definition.mode != "full" or definition.options.keeps_one_snapshot:
+            raise FatalError(say("run.snapshot_elsewhere")) from error
+        self._run.log.warning("load.reads_apart", error=str(error))
+        self._reads_apart = self._reopened = True
 
     # --- what counts -------------------------------------------------------------------------------------------------
 

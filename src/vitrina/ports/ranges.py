@@ -170,6 +170,10 @@ class SharedSnapshot(Protocol):
         """Tell whether it has been held for so long that the next range should be read in another one."""
         ...
 
+    def is_held(self) -> bool:
+        """Tell whether it can still be read in, on the server that the runner reaches."""
+        ...
+
     def renew(self) -> bool:
         """Take a snapshot where there is none or it is old; True if an earlier one was given up."""
         ...

@@ -186,6 +186,11 @@ SENTENCES = {
     "run.reading_failed": "reading the source failed: {message}",
     "run.runner_silent": "the runner fell silent; the next one continues from the checkpoint",
     "run.runner_stopped": "the runner was stopped",
+    "run.snapshot_elsewhere": (
+        "the workers of this load reach another server of the source than the runner, where its snapshot is not known:"
+        " let their connection lead to the same server, or, for a full load that may be read in several snapshots,"
+        " leave out options.consistency and options.history"
+    ),
     "run.snapshot_gone": "the snapshot that the load is read in is gone: {message}",
     "run.source_is_empty": "the source has no rows, but {target} does; if it shall be emptied, set options.allow_empty",
     "run.source_silent": "the source has said nothing for {seconds:.0f} s",

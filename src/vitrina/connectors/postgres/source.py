@@ -16,7 +16,7 @@ from psycopg.sql import Literal as Value
 
 from vitrina import sqlguard
 from vitrina.connectors.postgres.cursor import Cursor
-from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
+from vitrina.errors import Disconnected, SnapshotGone, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Position
 from vitrina.ports.schema import Column
 from vitrina.sentences import say
@@ -262,7 +262,7 @@ class SqlReader:
         try:
             self.connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)))
         except psycopg.Error as exc:
-            raise TransientError(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
+            raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
 
     def describe(self, judged: Judged) -> list[Column]:
         """Describe names and types of the result without running the query."""
@@ -452,7 +452,7 @@ def _begin_in(connection: Any, snapshot: str) -> None:
         try:
             beginning.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)).as_string(None))
         except adbc_driver_manager.Error as exc:
-            raise TransientError(say("run.snapshot_gone", message=" ".join(str(exc).split()))) from exc
+            raise SnapshotGone(say("run.snapshot_gone", message=" ".join(str(exc).split()))) from exc
 
 
 def _parsed(plan: str) -> list[dict[str, Any]]:

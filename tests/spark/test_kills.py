@@ -5,10 +5,12 @@ import random
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from tests.chaos.arena import Arena
+import vitrina
+from tests.chaos.arena import ROOT, Arena
 from tests.chaos.conftest import LONG, MakeArena, make_arena, say
 from tests.spark.server import EXECUTORS, SparkServer
 from vitrina.definition import Definition
@@ -35,7 +37,9 @@ def test_whoever_is_killed_nothing_is_lost_or_doubled(
         VITRINA_DATABASE_URL=database.require_database_url(), VITRINA_READER_URL=database.reader_url.get_secret_value()
     )
     arena = make_arena(lease_seconds=60.0)
-    arena.environment |= {"VITRINA_CONN_CLUSTER": spark.url, "VITRINA_MAX_ATTEMPTS": "20"}
+    # Runners of an arena have a path of their own, which lacks the client.
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT), str(Path(vitrina.__file__).parents[1])])
+    arena.environment |= {"VITRINA_CONN_CLUSTER": spark.url, "VITRINA_MAX_ATTEMPTS": "20", "PYTHONPATH": path}
     prepare(arena)
     arena.start_runners(1)
     arena.request("films")
@@ -80,6 +84,7 @@ def done(arena: Arena) -> int:
     found = arena.sql(
         "SELECT identity -> 'ranges' ->> 'done' AS done, (SELECT status FROM etl.etl_pipelines) FROM etl.etl_state"
     )
+    assert not found or found[0]["status"] != "FAILED", arena.sql("SELECT error_message FROM etl.etl_runs")
     if not found or found[0]["done"] is None:
         return 1 << 30 if found and found[0]["status"] == "IDLE" else 0
     return int(found[0]["done"])

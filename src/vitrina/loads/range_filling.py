@@ -68,7 +68,8 @@ class ArrowHandle:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return (__name__, "vitrina.loads.flow", "vitrina.transforms.remote", *self.source.modules)
+        steps = ("vitrina.transforms.remote", "vitrina.transforms.builtin") if self.learned else ()
+        return (__name__, "vitrina.loads.flow", *steps, *self.source.modules)
 
     def open(self, settings: Settings) -> "ArrowFiller":
         return ArrowFiller(self, settings)

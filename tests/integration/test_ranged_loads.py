@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
+from vitrina.connectors.postgres import query_source, range_workers
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.source import Age
 from vitrina.errors import SnapshotGone, TransientError
@@ -452,6 +453,20 @@ def test_workers_on_another_server_are_refused(
     assert run["status"] == "FAILED"
     assert said in run["error_message"]
     assert bench.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 0}]
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+def test_workers_in_another_database_are_refused(bench: Workbench, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
+    rely_on(monkeypatch, seed=1, kind=Elsewhere)
+    known = range_workers.origin_of
+    # As the runner's server would answer if it were another one.
+    monkeypatch.setattr(query_source, "origin_of", lambda connection: f"{known(connection)}0")
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": route})
+
+    run = bench.run("films")
+
+    assert run["status"] == "FAILED"
+    assert "another database" in run["error_message"]
 
 
 def test_a_snapshot_that_nobody_holds_any_more_is_no_other_server(

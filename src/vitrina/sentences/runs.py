@@ -186,6 +186,10 @@ SENTENCES = {
     "run.reading_failed": "reading the source failed: {message}",
     "run.runner_silent": "the runner fell silent; the next one continues from the checkpoint",
     "run.runner_stopped": "the runner was stopped",
+    "run.other_database": (
+        "a worker of this load reaches another database than the runner, which is no replica of the runner's: correct"
+        " the connection there"
+    ),
     "run.snapshot_elsewhere": (
         "the workers of this load reach another server of the source than the runner, where its snapshot is not known:"
         " let their connection lead to the same server, or, for a full load that may be read in several snapshots,"

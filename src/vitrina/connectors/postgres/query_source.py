@@ -16,7 +16,7 @@ from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.query_window import QueryWindow
-from vitrina.connectors.postgres.range_workers import QueryHandle
+from vitrina.connectors.postgres.range_workers import QueryHandle, origin_of
 from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
@@ -265,6 +265,7 @@ class QuerySource(OpenedQuery):
             self.bounds_of(window),
             self.order_of(window),
             self.definition.final_target,
+            origin_of(self.reader.connection),
         )
 
     def _session_settings(self) -> dict[str, str]:

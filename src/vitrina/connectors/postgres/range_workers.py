@@ -12,11 +12,13 @@ from vitrina.connectors.postgres.pushdown import Paging
 from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Bounds, Order, Query
 from vitrina.connectors.postgres.stage import Stage
+from vitrina.errors import FatalError
 from vitrina.ports.batch import Batch, Part
 from vitrina.ports.ranges import Filled, Task
 from vitrina.ports.schema import Column
 from vitrina.ports.source import BaseSource, Description, Form, Window
 from vitrina.ports.target import Writer
+from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store import database, named_sessions
 from vitrina.targets import PostgresTarget
@@ -42,6 +44,8 @@ class QueryHandle:
     order: Order
     # The target's name, where a row without a key cannot be passed by.
     needs_position: str | None
+    # Which database the runner reads, see `origin_of`.
+    origin: str | None
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -54,6 +58,25 @@ class QueryHandle:
         url = database.reader_url(settings, self.connection)
         session = named_sessions.connect(settings, url, self.connection, self.session_name, self.session)
         return QueryReader(session, url, self.session_name)
+
+    def require_origin(self, reader: QueryReader, snapshot: str | None) -> None:
+        """Refuse to read without the runner's snapshot from what is not the runner's database, or a replica of it."""
+        if snapshot is None and (self.origin is None or origin_of(reader.connection) != self.origin):
+            raise FatalError(say("run.other_database"))
+
+
+def origin_of(connection: database.Connection) -> str | None:
+    """Identify a database: its physical replicas have the same. None: the server does not say."""
+    with suppress(psycopg.Error):
+        row = connection.execute(
+            """
+            SELECT s.system_identifier || '/' || d.oid AS origin
+            FROM pg_catalog.pg_control_system() AS s, pg_catalog.pg_database AS d
+            WHERE d.datname = pg_catalog.current_database()
+            """
+        ).fetchone()
+        return str(row["origin"]) if row else None
+    return None
 
 
 class QueryRanges(BaseSource):
@@ -76,6 +99,7 @@ class QueryRanges(BaseSource):
         from vitrina.transforms.outputs import outputs
 
         handle = self._handle
+        handle.require_origin(self._reader, window.snapshot)
         return ArrowReader(
             self._reader,
             handle.query,
@@ -154,6 +178,7 @@ class CopyRanges:
         self._sink = named_sessions.connect(settings, url, target.connection, target.session_name, {})
 
     def fill(self, task: Task, progressed: Callable[[int], None]) -> Filled:
+        self._handle.source.require_origin(self._reader, task.snapshot)
         with closing(self._copying(task).parts(task.number, task.range.after)) as parts:  # type: ignore[type-var]
             part = next(parts, Part(task.number, 0, None))
         # As many as were asked for: there may be more. A range that is found to be empty costs little.

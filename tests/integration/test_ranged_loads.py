@@ -520,6 +520,19 @@ def test_a_plan_says_why_a_load_is_not_cut(bench: Workbench, fields: dict[str, A
     assert said in " ".join(run["metrics"]["plan"]["reasons"])
 
 
+@pytest.mark.parametrize("asked", [{}, {"since": "100", "until": "200"}], ids=["pass", "backfill"])
+def test_passes_and_backfills_say_that_one_process_brings_them(bench: Workbench, asked: dict[str, str]) -> None:
+    options = CUT | {"route": "copy"}
+    bench.pipeline("films", QUERY, mode="incremental", incremental_key="id", target_key=["id"], options=options)
+    assert bench.run("films")["metrics"]["paging"] == "key ranges"
+
+    run = bench.run("films", **asked)
+
+    assert run["status"] == "SUCCESS"
+    assert run["metrics"]["paging"] != "key ranges"
+    assert "by one process" in " ".join(run["metrics"]["plan"]["reasons"])
+
+
 def test_nothing_is_said_of_ranges_that_nobody_asked_for(bench: Workbench) -> None:
     bench.pipeline("films", QUERY, target_key=["id"], options={"route": "copy"})
 

@@ -100,7 +100,7 @@ SENTENCES = {
         "there is one processor for `auto`, or VITRINA_CONN_<NAME>_MAX_CONNECTIONS leaves no room for two processes"
         " (it cannot count `auto`)"
     ),
-    "plan.ranges_passes": "a pass, or a range that was asked for, is merged batch by batch",
+    "plan.ranges_passes": "a pass, or a backfill of a range, is merged batch by batch, by one process",
     "plan.ranges_pushdown": "Postgres moves the rows by itself in one statement, which is quicker",
     "plan.ranges_quick": "one stream brings about {rows} rows within a minute, without tags and without a sort",
     "plan.ranges_sorted": "the query sorts, groups or limits, which every range would do again",

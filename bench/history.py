@@ -1,14 +1,17 @@
 """What a history costs beside a plain merge: `python -m bench.history` (`--rows 200000`, `--turns 5`).
 
 Two marts of one source take turns. Before each turn a tenth of the rows changes and a hundredth is new; each pipeline
-then brings that to its mart. Counted is the CPU of the run and of the server with all its processes. What goes second
-pays for what the first one left to write: they change places with each turn, and sums are compared.
+then brings that to its mart. Counted is the CPU of the run and of the server with all its processes, as the scheduler
+counts it: a run takes a third of a second, in which the hundredths of /proc/PID/stat are lost for each process. What
+goes second pays for what the first one left to write: they change places with each turn, and sums are compared. Both
+must have read as many rows: a pass reads again what was written less than a second before the one before it.
 """
 
 import argparse
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,7 +19,7 @@ from uuid import uuid4
 import structlog
 
 from bench.report import write_figures
-from bench.servers import cpu_seconds, prepared
+from bench.servers import prepared
 from vitrina.definition import Definition
 from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
@@ -74,6 +77,8 @@ class Bench:
         self._metastore = metastore
         self._admin = admin
         self._pool = SessionPool(most=20, idle_seconds=600.0)
+        # How many rows the latest run of each pipeline has read.
+        self._read: dict[str, int] = {}
         [row] = admin.execute("SELECT pg_read_file('postmaster.pid') AS text").fetchall()
         self._postmaster = int(row["text"].splitlines()[0])
 
@@ -93,9 +98,10 @@ class Bench:
             for mode in MODES:
                 kinds = ("plain", "history") if turn % 2 else ("history", "plain")
                 spent = {kind: self._spent(f"{mode}_{kind}") for kind in kinds}
+                assert len({self._read[f"{mode}_{kind}"] for kind in kinds}) == 1, self._read
                 if turn:
                     sums[mode] = {kind: sums[mode][kind] + spent[kind] for kind in kinds}
-                    print(f"{mode:<12} plain {spent['plain']:.2f} s, history {spent['history']:.2f} s of CPU")
+                    print(f"{mode:<12} plain {spent['plain']:.3f} s, history {spent['history']:.3f} s of CPU")
         return {mode: spent["history"] / spent["plain"] for mode, spent in sums.items()}
 
     def _run(self, name: str) -> None:
@@ -108,6 +114,7 @@ class Bench:
         done = runs.find_current(self._metastore, row["id"])
         assert done is not None
         assert done["status"] == "SUCCESS", done["error_message"]
+        self._read[name] = done["rows_read"]
 
     def _spent(self, name: str) -> float:
         before = self._cpu()
@@ -116,11 +123,15 @@ class Bench:
 
     def _cpu(self) -> float:
         """Count this process, and the server's processes, those that have ended included."""
-        own = sum(os.times()[:2])
         listed = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
         ended = Path(f"/proc/{self._postmaster}/stat").read_text().rpartition(")")[2].split()[13:15]
         waited = sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
-        return own + waited + sum(map(cpu_seconds, [self._postmaster, *map(int, listed)]))
+        return time.process_time() + waited + sum(map(_scheduled, [self._postmaster, *map(int, listed)]))
+
+
+def _scheduled(pid: int) -> float:
+    """Count what a process of one thread has used so far."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def write(ratios: dict[str, float], rows: int) -> None:

@@ -50,7 +50,7 @@ def tree_cpu_seconds(pid: int) -> float:
         children = sum(tree_cpu_seconds(child) for child in _children(pid))
         ended = sum(map(int, _stat(pid)[13:15])) / _TICKS_PER_SECOND
         return children + ended + cpu_seconds(pid)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before, or while, it was read
         return 0.0
 
 

@@ -26,8 +26,8 @@ BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
 # One commit of the metastore for each transaction would slow a busy source down; followers wait no longer than this.
 BATCH_CHANGES = 20_000
 BATCH_SECONDS = 0.1
-# How long the loop sleeps when nothing arrives.
-IDLE_SECONDS = 0.5
+# How long the loop sleeps when nothing arrives, and nobody asks.
+IDLE_SECONDS = 1.0
 SETTLING_SECONDS = 0.1
 # How often the catalog is compared with the publication: an identity that is taken away makes the application's
 # updates fail until the table leaves the publication.
@@ -120,7 +120,6 @@ class _Known:
     published: Published = field(default_factory=lambda: Published({}, {}, frozenset(), changed=False))
     # Of which a table was added in the middle of a transaction, when nothing else could be done about it.
     added: frozenset[str] = frozenset()
-    revision: int = -1
     stored_upto: int = 0
     # Followers that wait until transactions that began before their tables were published have ended.
     settling: dict[UUID, tuple[Follower, int]] = field(default_factory=dict)
@@ -225,7 +224,7 @@ class FeedOwner:
         return _Known(stored_upto=stored_upto)
 
     def _ensure_slot(self, metastore: Connection, source: FollowedDatabase) -> int:
-        claim, _, _ = feed_owner.find(metastore, self._claim)
+        claim, _ = feed_owner.find(metastore, self._claim)
         state = source.ensure_slot(claim.timeline)
         lost = state.lost
         if not state.is_new and state.confirmed > claim.stored_upto:
@@ -240,7 +239,7 @@ class FeedOwner:
 
     def _retires(self, metastore: Connection, source: FollowedDatabase) -> bool:
         """Drop slot and publication, if the last live pipeline of the database is deleted."""
-        claim, _, is_settled = feed_owner.find(metastore, self._claim)
+        claim, is_settled = feed_owner.find(metastore, self._claim)
         has_followers = bool(feed_owner.list_followers(metastore, claim))
         is_other = source.identity() not in (None, claim.database)
         if has_followers and is_other:
@@ -323,7 +322,6 @@ class _Pump:
         self._storage = Storage(metastore, claim)
         # Places that the source had reached, and when, which are not received yet.
         self._marks: list[tuple[int, float]] = []
-        self._look_due = _Due(1.0)
         self._catalog_due = _Due(CATALOG_SECONDS)
         self._figures_due = _Due(FIGURES_SECONDS)
         self._confirm_due = _Due(CONFIRM_SECONDS, at=time.monotonic() + CONFIRM_SECONDS)
@@ -333,7 +331,7 @@ class _Pump:
         while True:
             self._check()
             self._hear()
-            if self._look_due.now() and not self._look():
+            if self._catalog_due.now() and not self._look():
                 return
             self._settle()
             self._grant()
@@ -376,8 +374,8 @@ class _Pump:
     def _spare_application(self) -> None:
         """Compare catalog and publication also while a large transaction is stored, which may take minutes."""
         if self._catalog_due.now():
+            # Followers are told when the transaction is over.
             self._known.added |= self._source.publish(self._known.columns).added
-            self._known.revision = -1  # followers are told when the transaction is over
 
     def _advance(self) -> None:
         """Commit what was received, and only then let the source forget it."""
@@ -396,7 +394,7 @@ class _Pump:
             if feed_id != str(self._claim.feed_id):
                 continue
             if not wanted:
-                self._look_due.at = 0.0
+                self._catalog_due.at = 0.0
             elif int(wanted) > self._known.wish.upto:
                 self._known.wish = _Wish(int(wanted), time.monotonic())
 
@@ -420,15 +418,12 @@ class _Pump:
     # --- tables ------------------------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Publish what followers need, when that or the catalog may have changed; False when no follower is left."""
-        _, revision, is_settled = feed_owner.find(self._metastore, self._claim)
-        if not self._catalog_due.now() and revision == self._known.revision:
-            return True
+        """Publish what followers need, which may have changed as the catalog may; False when no follower is left."""
+        _, is_settled = feed_owner.find(self._metastore, self._claim)
         followers = feed_owner.list_followers(self._metastore, self._claim)
         if not followers and is_settled:
             return False
         self._publish(followers)
-        self._known.revision = revision
         return True
 
     def _publish(self, followers: list[Follower]) -> None:

@@ -410,8 +410,8 @@ def forget(connection: Connection, feed_id: UUID, *, with_followers: bool) -> bo
     return True
 
 
-def find(connection: Connection, claim: FeedClaim) -> tuple[FeedClaim, int, bool]:
-    """Read the feed again: the claim as it is now, the revision, and whether it is old enough to be given up."""
+def find(connection: Connection, claim: FeedClaim) -> tuple[FeedClaim, bool]:
+    """Read the feed again: the claim as it is now, and whether it is old enough to be given up."""
     row = connection.execute(
         """
         SELECT *, revision > 0 OR created_at < clock_timestamp() - interval '1 minute' AS is_settled
@@ -421,4 +421,4 @@ def find(connection: Connection, claim: FeedClaim) -> tuple[FeedClaim, int, bool
     ).fetchone()
     if row is None:
         raise claim.lost()
-    return _claim(row), row["revision"], row["is_settled"]
+    return _claim(row), row["is_settled"]

@@ -76,10 +76,11 @@ def connect(
     connect_timeout_seconds: int = 10,
     settings: dict[str, str] | None = None,
     autocommit: bool = True,
+    kind: type[psycopg.Connection[Any]] = psycopg.Connection,
 ) -> Connection:
     """Open a session with our settings. Raise `CannotConnect`, without the password, when that fails."""
     with translated_connect(url):
-        connection = psycopg.connect(
+        connection: Connection = kind.connect(
             url,
             autocommit=True,
             row_factory=dict_row,
@@ -115,13 +116,13 @@ SETTLE = """
 """
 
 
-_SETTLE_AS = f"{SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name', %s, false)"
+def settle(connection: Connection) -> None:
+    """Apply settings that depend on the database or the server's version, so cannot be sent on connecting."""
+    settled_as(connection, one(connection.execute(SETTLE)))
 
 
-def settle(connection: Connection, application_name: str | None = None) -> None:
-    """Apply settings that depend on the database, the server's version or the run, so cannot be sent on connecting."""
-    named = [application_name[:63]] if application_name else None
-    row = one(connection.execute(_SETTLE_AS if named else SETTLE, named))
+def settled_as(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Look at the answer to `SETTLE`: behind a pooler, the session is not the one that was connected."""
     if int(row["found"]) != connection.info.backend_pid:
         pooling.settle(connection)
 

@@ -27,6 +27,7 @@ from vitrina.store import (
     session_limits,
 )
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 MAX_ERROR_LENGTH = 4000
 
@@ -398,17 +399,19 @@ def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
     """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands."""
-    row = connection.execute(
-        """
-        UPDATE etl.etl_pipelines SET attempts = CASE WHEN %s THEN 0 ELSE attempts END
-        WHERE id = %s AND claim_id = %s AND epoch = %s
-        RETURNING status
-        """,
-        [progressed, claim.pipeline_id, claim.claim_id, claim.epoch],
-    ).fetchone()
+    row = _TOUCH.fetch_one(connection, [progressed, claim.pipeline_id, claim.claim_id, claim.epoch])
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
     return Status(row["status"])
+
+
+_TOUCH = Statement(
+    b"""
+    UPDATE etl.etl_pipelines SET attempts = CASE WHEN %s THEN 0 ELSE attempts END
+    WHERE id = %s AND claim_id = %s AND epoch = %s
+    RETURNING status
+    """
+)
 
 
 def find_status(connection: Connection, claim: Claim) -> Status | None:
@@ -436,16 +439,19 @@ def answer_request(connection: Connection, claim: Claim) -> None:
         return
     asked = claim.row["run_requested_at"]
     with connection.transaction():
-        connection.execute(
-            """
-            UPDATE etl.etl_pipelines SET run_requested_at = NULL
-            WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
-            """,
-            [claim.pipeline_id, claim.claim_id, claim.epoch, asked],
-        )
-        connection.execute(
-            "UPDATE etl.etl_runs SET answers_request = %s WHERE id = %s AND status = 'RUNNING'", [asked, claim.run_id]
-        )
+        _ANSWER.execute(connection, [claim.pipeline_id, claim.claim_id, claim.epoch, asked])
+        _ANSWERED.execute(connection, [asked, claim.run_id])
+
+
+_ANSWERED = Statement(b"UPDATE etl.etl_runs SET answers_request = %s WHERE id = %s AND status = 'RUNNING'")
+
+
+_ANSWER = Statement(
+    b"""
+    UPDATE etl.etl_pipelines SET run_requested_at = NULL
+    WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -478,10 +484,10 @@ def find_asked(connection: Connection, claim: Claim) -> Asked:
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
     """Record which session holds the checkpoint back (pid, user, since), for status and metrics."""
-    connection.execute(
-        "UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s",
-        [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id],
-    )
+    _NOTE_HOLD.execute(connection, [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id])
+
+
+_NOTE_HOLD = Statement(b"UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s")
 
 
 # --- letting go ----------------------------------------------------------------------------------------------------
@@ -496,30 +502,8 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
     seen = claim.row["run_requested_at"]
     with connection.transaction():
-        row = connection.execute(
-            sql.SQL(
-                """
-                UPDATE etl.etl_pipelines p
-                SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                                  WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
-                                  ELSE 'IDLE' END,
-                    run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
-                    -- Whoever asked gave their trigger to the run that just ended: this one follows it.
-                    requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
-                                             THEN coalesce(p.requested_trigger, %(follows)s)
-                                             ELSE p.requested_trigger END,
-                    requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
-                                            THEN format(%(reason)s, p.run_requested_at)
-                                            ELSE p.requested_reason END,
-                    requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
-                    range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
-                    accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
-                    claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
-                    attempts = 0, last_error = NULL
-                WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
-                RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
-                """
-            ).format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN),
+        row = _CONCLUDE.fetch_one(
+            connection,
             {
                 "boundary": boundary,
                 "answered": answers,
@@ -531,7 +515,7 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                 "claim": claim.claim_id,
                 "epoch": claim.epoch,
             },
-        ).fetchone()
+        )
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
         outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
@@ -588,6 +572,35 @@ _ANOTHER_RUN = sql.SQL(
     (p.run_requested_at IS NOT NULL
      AND NOT (%(answered)s AND p.run_requested_at IS NOT DISTINCT FROM %(seen)s::timestamptz))
     """
+)
+
+
+_CONCLUDE = Statement(
+    sql.SQL(
+        """
+        UPDATE etl.etl_pipelines p
+        SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+                          WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
+                          ELSE 'IDLE' END,
+            run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
+            -- Whoever asked gave their trigger to the run that just ended: this one follows it.
+            requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
+                                     THEN coalesce(p.requested_trigger, %(follows)s)
+                                     ELSE p.requested_trigger END,
+            requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
+                                    THEN format(%(reason)s, p.run_requested_at)
+                                    ELSE p.requested_reason END,
+            requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
+            range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
+            accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
+            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
+            attempts = 0, last_error = NULL
+        WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
+        RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
+        """
+    )
+    .format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN)
+    .as_bytes()
 )
 
 
@@ -710,15 +723,17 @@ def finish_run(
     *,
     answers: datetime | None = None,
 ) -> None:
-    connection.execute(
-        """
-        UPDATE etl.etl_runs
-        SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
-            error_code = %s, error_message = %s, answers_request = coalesce(answers_request, %s)
-        WHERE id = %s
-        """,
-        [outcome, code, cut(message), answers, run_id],
-    )
+    _FINISH.execute(connection, [outcome, code, cut(message), answers, run_id])
+
+
+_FINISH = Statement(
+    b"""
+    UPDATE etl.etl_runs
+    SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+        error_code = %s, error_message = %s, answers_request = coalesce(answers_request, %s)
+    WHERE id = %s
+    """
+)
 
 
 def cut(message: str | None) -> str | None:

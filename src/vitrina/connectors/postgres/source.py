@@ -23,6 +23,7 @@ from vitrina.sentences import say
 from vitrina.sqlguard import Judged
 from vitrina.store import database, pooling
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,11 +52,14 @@ EXCEPTION WHEN OTHERS THEN
         DETAIL = pg_catalog."left"(detail, 10000), HINT = pg_catalog."left"(hint, 10000);
 END $vitrina$
 """
-_EXPLAINED = """
+_EXPLAINED = Statement(
+    b"""
 SELECT pg_catalog.current_setting('vitrina.plan') AS plan,
        ARRAY(SELECT DISTINCT relation::int8 FROM pg_catalog.pg_lock_status()
              WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'relation') AS opened
 """
+)
+_SET = Statement(b"SELECT pg_catalog.set_config(%s, %s, true)")
 # Arrow batches come in about this size from the driver; a batch of the run is assembled from them.
 _FETCH_BYTES = 2 << 20
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
@@ -236,7 +240,7 @@ class SqlReader:
         with self.connection.transaction(force_rollback=True):
             self.connection.execute("SET TRANSACTION READ ONLY")
             for name, value in settings.items():
-                self.connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
+                _SET.fetch_one(self.connection, [name, value])
             yield
 
     def describe(self, judged: Judged) -> list[Column]:
@@ -295,13 +299,9 @@ class SqlReader:
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
         # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
         with self.reading({"search_path": ""}):
-            rows = self.connection.execute(
-                """
-                SELECT pg_catalog.format_type(oid, typmod) AS type
-                FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
-                """,
-                [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
-            ).fetchall()
+            rows = _TYPE_NAMES.fetch_all(
+                self.connection, [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]]
+            )
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":
@@ -313,9 +313,9 @@ class SqlReader:
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
             with self.reading():
-                self.connection.execute("SELECT pg_catalog.set_config('vitrina.statement', %s, true)", [text])
+                _SET.fetch_one(self.connection, ["vitrina.statement", text])
                 self.connection.execute(_EXPLAIN_BOUNDED)
-                row = database.one(self.connection.execute(_EXPLAINED))
+                row = _EXPLAINED.get_one(self.connection)
         except psycopg.errors.ProgramLimitExceeded as exc:
             if exc.diag.message_primary != _TOO_LONG:
                 raise translate_read(exc) from exc
@@ -410,6 +410,14 @@ class SqlReader:
         options = self.connection.info.get_parameters().get("options", "")
         more = database.options_of({**database.settled(self.connection), **database.READ_ONLY, **settings})
         return f"{options} {more}"
+
+
+_TYPE_NAMES = Statement(
+    b"""
+    SELECT pg_catalog.format_type(oid, typmod) AS type
+    FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
+    """
+)
 
 
 @dataclass(frozen=True)

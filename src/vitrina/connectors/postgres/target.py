@@ -35,6 +35,7 @@ from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.prepared import Statement
 from vitrina.targets import PostgresTarget
 
 
@@ -354,14 +355,7 @@ class PostgresWriter:
 
     def drop_other_stages(self, keep: Sequence[str]) -> None:
         """Drop stages of this pipeline that no checkpoint names any more."""
-        rows = self.connection.execute(
-            """
-            SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
-            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-            WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname LIKE %s
-            """,
-            [self.stage_names],
-        ).fetchall()
+        rows = _STAGES_OF.fetch_all(self.connection, [self.stage_names])
         for row in rows:
             if row["name"] not in keep:
                 name = Identifier("etl_stage", row["name"])
@@ -741,6 +735,15 @@ class PostgresWriter:
             )
         if removed > target_rows * self._options.shrink_limit:
             raise ShrinkRefused(say("run.would_shrink", removed=removed, rows=target_rows, target=self._target))
+
+
+_STAGES_OF = Statement(
+    b"""
+    SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname LIKE %s
+    """
+)
 
 
 # Names of our own in stages and in what is compared with them.

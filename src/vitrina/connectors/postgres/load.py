@@ -340,6 +340,7 @@ class StageLoad(BaseLoad):
         self.name = loading.name or target.writer.new_stage_name()
         self.stage = replace(target.stage(self.name, loading), is_tagged=self._needs_tags(loading))
         self.checks = target.checks_of(loading.checks)
+        self._is_dropped = False
 
     def _needs_tags(self, loading: Loading) -> bool:
         """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
@@ -388,7 +389,11 @@ class StageLoad(BaseLoad):
             counts, judged = self._publish(found)
             target.check_constraints()
             rows = counts.inserted + counts.updated + counts.unchanged
-            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes(), judged))
+            done = Done(counts, target.remember(found, rows), target.notes(), judged)
+            # With the rows it held: a transaction of its own would wait for the disk once more.
+            self.stage.drop(target.session)
+            fence.inside(target.session, done)
+        self._is_dropped = True
         return counts
 
     def _publish(self, found: Checkpoint) -> "tuple[Counts, Judgement | None]":
@@ -419,7 +424,13 @@ class StageLoad(BaseLoad):
             self._target.date_snapshot()
 
     def discard(self) -> None:
-        self.stage.drop(self._target.session)
+        """Drop the stage, unless that was done when its rows were shown."""
+        if not self._is_dropped:
+            self.stage.drop(self._target.session)
+
+
+# So many merged rows may stay in a stage: they are read past faster than the stage is truncated.
+MAX_LEFT_ROWS = 2_000
 
 
 class MergeLoad(BaseLoad):
@@ -436,6 +447,8 @@ class MergeLoad(BaseLoad):
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
         self._checks = target.checks_of(loading.checks)
         self._kept: Stager | None = None
+        # Rows of merged batches that were left in a stage.
+        self._left: dict[str, int] = {}
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -458,9 +471,19 @@ class MergeLoad(BaseLoad):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number)
-            stage.truncate(target.session)
+            self._empty(stage, part.staged_rows)
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
+
+    def _empty(self, stage: Stage, rows: int) -> None:
+        """Empty a stage that has grown. A few rows stay in it: no other batch has their number, so none counts them.
+
+        TRUNCATE gives the table new files and has the server look through all its buffers for the old ones.
+        """
+        self._left[stage.name] = self._left.get(stage.name, 0) + rows
+        if self._left[stage.name] > MAX_LEFT_ROWS:
+            stage.truncate(self._target.session)
+            self._left[stage.name] = 0
 
     def _judge(self, stage: Stage, part: Part) -> "Judgement | None":
         if self._checks is None:

@@ -356,10 +356,13 @@ class PostgresWriter:
     def drop_other_stages(self, keep: Sequence[str]) -> None:
         """Drop stages of this pipeline that no checkpoint names any more."""
         rows = _STAGES_OF.fetch_all(self.connection, [self.stage_names])
-        for row in rows:
-            if row["name"] not in keep:
-                name = Identifier("etl_stage", row["name"])
-                self.connection.execute(SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), name))
+        drops = [
+            SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), Identifier("etl_stage", row["name"]))
+            for row in rows
+            if row["name"] not in keep
+        ]
+        if drops:
+            self.connection.execute(SQL("; ").join(drops))
 
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
@@ -396,7 +399,7 @@ class PostgresWriter:
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
             return Counts(inserted=row["inserted"], updated=row["updated"])
         self.connection.execute(merge.create_diff(batch, deletes=False))
-        return self._apply(batch)
+        return self._apply(batch, self._planned())
 
     def write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
         """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
@@ -494,11 +497,12 @@ class PostgresWriter:
         merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
         self._make_partitions(merging)
-        if self.is_empty() and self._become_table(merging, stage, checkpoint, counted):
-            return Counts(inserted=checkpoint.rows)
-        # Asked again: rows may have come while the indexes of the stage were built.
         if self.is_empty():
-            return self._fill_empty(merging, stage, checkpoint, gone)
+            if self._become_table(merging, stage, checkpoint, counted):
+                return Counts(inserted=checkpoint.rows)
+            # Asked again: rows may have come while the indexes of the stage were built.
+            if self.is_empty():
+                return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = counted if counted is not None else stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
@@ -574,7 +578,7 @@ class PostgresWriter:
         self._refuse_repeats(merging, planned, staged_rows, target_rows, deletes=deletes)
         if planned.deleted:
             self._refuse_shrinking(planned.deleted, target_rows)
-        counts = self._apply(merging)
+        counts = self._apply(merging, planned)
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
@@ -657,10 +661,9 @@ class PostgresWriter:
         if staged_rows != counted_rows:
             raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
-    def _apply(self, merging: Merge) -> Counts:
+    def _apply(self, merging: Merge, planned: Counts) -> Counts:
         """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
         self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
-        planned = self._planned()
         deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
         update = merge.update_rows(merging)
         updated = self.connection.execute(update).rowcount if update else 0

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import conninfo
@@ -136,8 +137,10 @@ def settled(connection: Connection) -> dict[str, str]:
 
 def reset(connection: Connection) -> None:
     """Restore the settings that the session began with, whatever a query has set since."""
-    connection.execute("RESET ALL")
-    settle(connection)
+    with connection.cursor() as cursor:
+        cursor.execute(f"RESET ALL; {SETTLE}".encode())
+        cursor.nextset()
+        settled_as(connection, one(cursor))
 
 
 def read_json_cut(connection: Connection) -> None:
@@ -192,7 +195,19 @@ def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: i
 
 
 def place(connection: Connection) -> tuple[object, ...]:
-    """Identify the database of a session. A copy of it differs, because its server was started at another time."""
+    """Identify the database of a session. A copy of it differs, because its server was started at another time.
+
+    Neither changes while the session lasts, so each session is asked once.
+    """
+    if connection not in _places:
+        _places[connection] = _ask_place(connection)
+    return _places[connection]
+
+
+_places: "WeakKeyDictionary[Connection, tuple[object, ...]]" = WeakKeyDictionary()
+
+
+def _ask_place(connection: Connection) -> tuple[object, ...]:
     row = one(
         connection.execute(
             """

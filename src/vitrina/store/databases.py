@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import randbits
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
@@ -37,7 +38,20 @@ class Seen:
 
 
 def look(connection: Connection) -> Seen | None:
-    """Read the identity of a session's database. Return None when PUBLIC lacks the right; then only names are known."""
+    """Read the identity of a session's database. Return None when PUBLIC lacks the right; then only names are known.
+
+    It does not change while the session lasts, so each session is asked once.
+    """
+    known = _seen.get(connection) or _look(connection)
+    if known is not None:
+        _seen[connection] = known
+    return known
+
+
+_seen: "WeakKeyDictionary[Connection, Seen]" = WeakKeyDictionary()
+
+
+def _look(connection: Connection) -> Seen | None:
     try:
         row = _LOOK.fetch_one(connection, [])
     except psycopg.errors.InsufficientPrivilege:

@@ -1,6 +1,6 @@
 """A runner's right to work on a pipeline: claim, heartbeat, conclude, fail, give back, cancel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -166,32 +166,7 @@ def _lock_next(
     follows: bool | None,
 ) -> dict[str, Any] | None:
     return connection.execute(
-        sql.SQL(
-            """
-            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace,
-                   p.requested_reason AS reason
-            FROM etl.etl_pipelines p
-            WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
-              AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
-              AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
-              AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
-              AND NOT (p.mode = 'live' AND {wanted})
-              AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
-                   OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
-                                        WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
-                                          AND b.mode <> 'live' AND b.source_connection = p.source_connection))
-              AND NOT EXISTS ({full})
-              AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
-            ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
-            LIMIT 1
-            FOR UPDATE OF p SKIP LOCKED
-            """
-        ).format(
-            target=HELD_TARGET,
-            full=session_limits.FULL_CONNECTIONS,
-            needed=coverage.NEEDED,
-            wanted=requests.IS_WANTED,
-        ),
+        _LOCK_NEXT,
         {
             "covers": list(covers) if covers is not None else None,
             "only": only,
@@ -202,6 +177,39 @@ def _lock_next(
             "skipped": list(skipped),
         },
     ).fetchone()
+
+
+# Composed once: the runner asks at every look around.
+_LOCK_NEXT = (
+    sql.SQL(
+        """
+        SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace,
+               p.requested_reason AS reason
+        FROM etl.etl_pipelines p
+        WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
+          AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
+          AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
+          AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
+          AND NOT (p.mode = 'live' AND {wanted})
+          AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
+               OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
+                                    WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
+                                      AND b.mode <> 'live' AND b.source_connection = p.source_connection))
+          AND NOT EXISTS ({full})
+          AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
+        ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
+        LIMIT 1
+        FOR UPDATE OF p SKIP LOCKED
+        """
+    )
+    .format(
+        target=HELD_TARGET,
+        full=session_limits.FULL_CONNECTIONS,
+        needed=coverage.NEEDED,
+        wanted=requests.IS_WANTED,
+    )
+    .as_bytes()
+)
 
 
 def refuse_beside_a_run(row: Mapping[str, Any], why: str = "pipeline.no_repair_now") -> None:
@@ -483,8 +491,14 @@ def find_asked(connection: Connection, claim: Claim) -> Asked:
 
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
-    """Record which session holds the checkpoint back (pid, user, since), for status and metrics."""
+    """Record which session holds the checkpoint back (pid, user, since), for status and metrics.
+
+    The claim itself has cleared what an earlier run noted.
+    """
+    if hold is None and claim.row.get("hold") is None:
+        return
     _NOTE_HOLD.execute(connection, [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id])
+    claim.row["hold"] = hold
 
 
 _NOTE_HOLD = Statement(b"UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s")
@@ -493,11 +507,18 @@ _NOTE_HOLD = Statement(b"UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AN
 # --- letting go ----------------------------------------------------------------------------------------------------
 
 
-def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False, answered: bool = True) -> Status:
+def conclude_run(
+    connection: Connection,
+    claim: Claim,
+    *,
+    boundary: bool = False,
+    answered: bool = True,
+    record: Callable[[], None] = lambda: None,
+) -> Status:
     """Release the lease at the end of the data, or (`boundary`) at a batch boundary at which a pause was requested.
 
     Another run follows when one was requested that this one did not answer. Requests are told apart by being the same
-    or not, never by comparing times: a clock may step.
+    or not, never by comparing times: a clock may step. `record` writes what the run did, in the same transaction.
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
     seen = claim.row["run_requested_at"]
@@ -518,6 +539,8 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
         )
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
+        # After the pipeline's row, as whoever cancels or ends the run does: the other order is a deadlock.
+        record()
         outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
         finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
         if row["is_upstream"] and not boundary:

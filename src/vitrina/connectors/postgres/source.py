@@ -237,11 +237,24 @@ class SqlReader:
     @contextmanager
     def reading(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[None]:
         """Open a transaction that reads and is never committed. Settings that a query changes in it are undone too."""
-        with self.connection.transaction(force_rollback=True):
-            self.connection.execute("SET TRANSACTION READ ONLY")
-            for name, value in settings.items():
-                _SET.fetch_one(self.connection, [name, value])
-            yield
+        is_first = self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if is_first:  # said with BEGIN, which saves a statement
+            self.connection.read_only = True
+        try:
+            with self.connection.transaction(force_rollback=True):
+                if not is_first:
+                    self.connection.execute("SET TRANSACTION READ ONLY")
+                for name, value in settings.items():
+                    _SET.fetch_one(self.connection, [name, value])
+                yield
+        finally:
+            if is_first:
+                self._forget_read_only()
+
+    def _forget_read_only(self) -> None:
+        """Let the next transaction say for itself what it does; on a connection that broke there is none."""
+        with suppress(psycopg.Error):
+            self.connection.read_only = None
 
     def describe(self, judged: Judged) -> list[Column]:
         """Describe names and types of the result without running the query."""
@@ -251,15 +264,13 @@ class SqlReader:
             self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
             described = raw.describe_prepared(b"")
             self._refuse_failed(described, judged)
-        columns = [
-            (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
-            for i in range(described.nfields)
-        ]
-        self._refuse_unnamed([name for name, _, _ in columns])
-        return [
-            replace(column, origin=origin)
-            for column, origin in zip(self._with_type_names(columns), _origins(described), strict=True)
-        ]
+            columns = [
+                (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
+                for i in range(described.nfields)
+            ]
+            self._refuse_unnamed([name for name, _, _ in columns])
+            named = self._with_type_names(columns)
+        return [replace(column, origin=origin) for column, origin in zip(named, _origins(described), strict=True)]
 
     def find_origins(self, view: str) -> list[tuple[int, int] | None]:
         """Find which table columns the columns of a view's query are; empty when the reader may not describe it."""
@@ -297,11 +308,11 @@ class SqlReader:
             raise SourceQueryFailed(say("run.column_unnamed"))
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
+        """Name the types, in the caller's transaction."""
         # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
-        with self.reading({"search_path": ""}):
-            rows = _TYPE_NAMES.fetch_all(
-                self.connection, [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]]
-            )
+        _SET.fetch_one(self.connection, ["search_path", ""])
+        oids, typmods = [oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]
+        rows = _TYPE_NAMES.fetch_all(self.connection, [oids, typmods])
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":

@@ -406,18 +406,26 @@ def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, 
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
-    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands."""
-    row = _TOUCH.fetch_one(connection, [progressed, claim.pipeline_id, claim.claim_id, claim.epoch])
+    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands.
+
+    The row is written only when there is progress to note: a lock fences as well, and leaves no dead row behind.
+    """
+    values = [claim.pipeline_id, claim.claim_id, claim.epoch]
+    row = (_NOTE_PROGRESS if progressed else _LOCK_CLAIMED).fetch_one(connection, values)
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
     return Status(row["status"])
 
 
-_TOUCH = Statement(
+_NOTE_PROGRESS = Statement(
     b"""
-    UPDATE etl.etl_pipelines SET attempts = CASE WHEN %s THEN 0 ELSE attempts END
-    WHERE id = %s AND claim_id = %s AND epoch = %s
-    RETURNING status
+    UPDATE etl.etl_pipelines SET attempts = 0 WHERE id = %s AND claim_id = %s AND epoch = %s RETURNING status
+    """
+)
+# The lock that an UPDATE takes.
+_LOCK_CLAIMED = Statement(
+    b"""
+    SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s FOR NO KEY UPDATE
     """
 )
 

@@ -434,7 +434,11 @@ MAX_LEFT_ROWS = 2_000
 
 
 class MergeLoad(BaseLoad):
-    """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part."""
+    """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part.
+
+    Where one batch is expected there is one: rows say which batch they belong to, and making a table costs the server
+    more than merging a few hundred rows.
+    """
 
     def __init__(self, target: MartTarget, loading: Loading) -> None:
         self._target = target
@@ -442,13 +446,17 @@ class MergeLoad(BaseLoad):
         self._writer = target.writer
         pipeline = str(target.opening.claim.pipeline_id)
         self.stages = tuple(
-            target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
+            target.stage(stage_name(pipeline, suffix), loading, loading.version_types)
+            for suffix in ("a", "b")[: 1 if self._needs_one(loading) else 2]
         )
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
         self._checks = target.checks_of(loading.checks)
         self._kept: Stager | None = None
         # Rows of merged batches that were left in a stage.
         self._left: dict[str, int] = {}
+
+    def _needs_one(self, loading: Loading) -> bool:
+        return loading.in_one_batch and self._target.opening.definition.mode != "live"
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -471,19 +479,23 @@ class MergeLoad(BaseLoad):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number)
-            self._empty(stage, part.staged_rows)
+            self._empty(stage, part)
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
 
-    def _empty(self, stage: Stage, rows: int) -> None:
+    def _empty(self, stage: Stage, part: Part) -> None:
         """Empty a stage that has grown. A few rows stay in it: no other batch has their number, so none counts them.
 
         TRUNCATE gives the table new files and has the server look through all its buffers for the old ones.
         """
-        self._left[stage.name] = self._left.get(stage.name, 0) + rows
-        if self._left[stage.name] > MAX_LEFT_ROWS:
+        self._left[stage.name] = self._left.get(stage.name, 0) + part.staged_rows
+        if self._left[stage.name] <= MAX_LEFT_ROWS:
+            return
+        self._left[stage.name] = 0
+        if len(self.stages) > 1:
             stage.truncate(self._target.session)
-            self._left[stage.name] = 0
+        else:  # the next batch may be on its way into it
+            stage.discard_upto(self._target.session, self._target.opening.claim.epoch, part.number)
 
     def _judge(self, stage: Stage, part: Part) -> "Judgement | None":
         if self._checks is None:

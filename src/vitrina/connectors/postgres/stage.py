@@ -153,6 +153,14 @@ class Stage:
     def truncate(self, connection: Connection) -> None:
         connection.execute(SQL("TRUNCATE {}").format(self.identifier))
 
+    def discard_upto(self, connection: Connection, epoch: int, number: int) -> None:
+        """Discard the rows of this batch and those before it; meanwhile a later one may be filled."""
+        connection.execute(
+            SQL("DELETE FROM {} WHERE {} = {} AND {} <= {}").format(
+                self.identifier, Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number)
+            )
+        )
+
     def drop(self, connection: Connection) -> None:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
 

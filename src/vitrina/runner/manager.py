@@ -207,7 +207,8 @@ class PipelineManager:
             self._waiting = set()
             return
         self._do(self._claim, connection)
-        self._do(self._claim_live, connection)
+        if leases.is_any_requested(connection):
+            self._do(self._claim_live, connection)
 
     def _claim(self, connection: Connection) -> None:
         self._fill(connection, self._slots, follows=False)
@@ -216,8 +217,7 @@ class PipelineManager:
         self._fill(connection, self._follower_slots, follows=True)
 
     def _fill(self, connection: Connection, slots: threading.Semaphore, *, follows: bool) -> None:
-        # Asked before each: a look for what can be claimed costs many times as much as finding that nothing waits.
-        while not self._shutdown.is_set() and leases.is_any_requested(connection) and slots.acquire(blocking=False):
+        while not self._shutdown.is_set() and slots.acquire(blocking=False):
             asked_at = clock()
             try:
                 claim = leases.claim_next(
@@ -238,6 +238,9 @@ class PipelineManager:
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at, follows=follows)
+            # To look for what can be claimed costs many times as much as to find that nothing waits.
+            if not leases.is_any_requested(connection):
+                return
 
     def _tell_waiting(self, connection: Connection) -> None:
         """Log once for each wait why a pipeline is not taken although a slot is free."""

@@ -614,13 +614,16 @@ class PostgresShortcut:
             raise TypeError(f"a stage is filled, not {load}")
         self._source.admit_window(self._source.bounds_of(window))
         with ExitStack() as sessions:
-            second = self._second_session(sessions)
-            self._target.date_snapshot()
             if route.route == "copy":
+                second = self._second_session(sessions)
+                self._target.date_snapshot()
                 yield self._by_copy(load.stages, window, route, second)
             else:
+                paging = self._paging(window, route)
+                probe = self._second_session(sessions) if paging.staged_as else None
+                self._target.date_snapshot()
                 snapshot = self._snapshot(window, route, sessions)
-                yield self._by_postgres(load.stages, window, route, second, snapshot)
+                yield self._by_postgres(load.stages, window, probe, snapshot, paging=paging, isolate=route.isolate)
 
     def correct(self, load: Load, moment: Moment, stale: Stale, number: int, fence: Fence) -> Counts:
         """Pass the rows of stale keys on as COPY writes them, and show them in one transaction."""
@@ -643,9 +646,11 @@ class PostgresShortcut:
         self,
         stages: tuple[Stage, ...],
         window: Window,
-        route: Route,
-        probe: Connection,
+        probe: Connection | None,
         snapshot: SharedSnapshot | None,
+        *,
+        paging: Paging,
+        isolate: bool,
     ) -> Filling:
         source, opening = self._source, self._target.opening
         return PushdownSource(
@@ -654,10 +659,10 @@ class PostgresShortcut:
             source.query,
             bounds=source.bounds_of(window),
             stages=stages,
-            paging=self._paging(window, route),
+            paging=paging,
             epoch=opening.claim.epoch,
             target=opening.name,
-            isolate=route.isolate,
+            isolate=isolate,
             snapshot=snapshot,
         )
 

@@ -663,7 +663,8 @@ class PostgresWriter:
 
     def _apply(self, merging: Merge, planned: Counts) -> Counts:
         """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
-        self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
+        if planned.inserted + planned.updated + planned.deleted > _FEW_CHANGES:
+            self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
         deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
         update = merge.update_rows(merging)
         updated = self.connection.execute(update).rowcount if update else 0
@@ -749,6 +750,8 @@ _STAGES_OF = Statement(
 )
 
 
+# So many changes are applied as fast without statistics of them: each row is found by its position.
+_FEW_CHANGES = 200
 # Names of our own in stages and in what is compared with them.
 _RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
 # Postgres's limit for a table, less our own columns of a stage.

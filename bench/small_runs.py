@@ -53,9 +53,7 @@ def main() -> None:
         if wish.statements:
             show_statements(sessions, settings, directory)
         else:
-            costs = measure(sessions, settings, directory, wish.runs, wish.pairs)
-    if not wish.statements:
-        write(costs, count_statements(), wish.runs)
+            write(measure(sessions, settings, directory, wish.runs, wish.pairs), count_statements(), wish.runs)
 
 
 @dataclass(frozen=True)
@@ -250,15 +248,15 @@ def count_statements() -> dict[str, tuple[int, int]]:
         log = next(Path(str(row["data_directory"])).parents[1].rglob("*.log"))
         with runner_process(settings, directory):
             for kind in PIPELINES:
-                found = [_counted(_logged(log, lambda kind=kind: run(sessions, kind))) for _ in range(2 * _LOGGED_RUNS)]
+                found = [_counted(_logged(log, sessions, kind)) for _ in range(2 * _LOGGED_RUNS)]
                 counted[kind] = min(found[_LOGGED_RUNS:])
     return counted
 
 
-def _logged(log: Path, do: Callable[[], None]) -> str:
+def _logged(log: Path, sessions: Sessions, kind: str) -> str:
     time.sleep(0.1)  # what the run before has not logged yet
     begin = log.stat().st_size
-    do()
+    run(sessions, kind)
     time.sleep(0.1)
     return log.read_bytes()[begin:].decode(errors="replace")
 

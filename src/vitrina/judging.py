@@ -1,9 +1,12 @@
 """What a run reads of its row in the metastore, judged again: the row may have been written with psql."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import ValidationError
 
 from vitrina import sqlguard, taskplan
-from vitrina.definition import Definition
+from vitrina.definition import Definition, Unfit
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.sentences import say
 from vitrina.settings import Settings
@@ -17,8 +20,15 @@ def definition_of(claim: Claim) -> Definition:
     try:
         return pipelines.definition_of(claim.row)
     except ValidationError as exc:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
+        problems = "; ".join(map(_problem, exc.errors(include_url=False)))
         raise FatalError(say("run.bad_row", problems=problems)) from exc
+
+
+def _problem(found: Mapping[str, Any]) -> str:
+    broken = found.get("ctx", {}).get("error")
+    if isinstance(broken, Unfit):
+        return f"{broken.field}: {broken}"
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 def judge(definition: Definition, settings: Settings) -> Judged | None:

@@ -419,3 +419,15 @@ def test_a_reset_state_still_knows_the_latest_snapshot(workbench: Workbench) -> 
     [ahead] = workbench.sql("SELECT now() + interval '23 hours' AS at")
     touch(workbench, 1, "later")
     assert run(workbench)["metrics"]["snapshot_at"] > ahead["at"].isoformat()
+
+
+def test_a_stored_definition_with_such_an_index_fails_with_the_reason(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "full")
+    table = '{"table": {"indexes": [{"columns": ["title"], "unique": true}]}}'
+    workbench.sql(f"UPDATE etl.etl_pipelines SET options = options || '{table}'::jsonb")
+
+    done = workbench.run("films")
+
+    assert done["status"] == "FAILED"
+    assert "options.table.indexes.0.unique" in done["error_message"]

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from vitrina.data_checks import RowCount
 from vitrina.definition import Definition
+from vitrina.ports.checks import Checks
 from vitrina.services import policy
 from vitrina.settings import Settings
 
@@ -99,3 +101,17 @@ def test_sql_of_checks_may_name_the_rows_that_it_judges(check: dict[str, Any]) -
     assert (
         policy.problems(define(check), Settings(allowed_source_schemas="content", allowed_targets="analytics.*")) == []
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"min": 5, "max": 1_000}, "3 rows; expected: from 5 to 1,000"),
+        ({"min": 5}, "3 rows; expected: 5 or more"),
+        ({"max": 1_000}, "3 rows; expected: 1,000 or fewer"),
+        ({"last_runs": 3}, "3 rows; there are no runs yet to compare with"),
+    ],
+)
+def test_a_number_of_rows_is_told_with_the_limits_that_there_are(limits: dict[str, int], said: str) -> None:
+    check = RowCount.model_validate({"kind": "row_count"} | limits)
+    assert Checks("films", "analytics.films", [check]).count(check, 3).message == said

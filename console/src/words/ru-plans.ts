@@ -92,6 +92,7 @@ const sentences: Record<string, string> = {
   "warning.zone_assumed": "у incremental_key {column} нет часового пояса; принят {zone}, как говорит сервер: иное задаёт options.cursor_timezone",
   "check.changed_share": "изменений {changed} при {rows} строках в приёмнике, ожидается не больше {most}",
   "check.expected": "ожидается от {low} до {high}",
+  "check.expected_any": "сравнивать пока не с чем",
   "check.expected_least": "ожидается не меньше {low}",
   "check.expected_most": "ожидается не больше {high}",
   "check.first_load": "приёмник был пуст: сравнивать не с чем",

@@ -135,13 +135,12 @@ class Checks:
 
 
 def _expected(low: int | None, high: int | None) -> str:
-    if low is None:
-        return say("check.expected_most", high="" if high is None else f"{high:,}")
-    return (
-        say("check.expected_least", low=f"{low:,}")
-        if high is None
-        else say("check.expected", low=f"{low:,}", high=f"{high:,}")
-    )
+    """Say which numbers are right; without limits, there are no runs yet to compare with."""
+    if low is not None and high is not None:
+        return say("check.expected", low=f"{low:,}", high=f"{high:,}")
+    if low is not None:
+        return say("check.expected_least", low=f"{low:,}")
+    return say("check.expected_any") if high is None else say("check.expected_most", high=f"{high:,}")
 
 
 def _too_many(check: RowCheck, found: Found, rejected_before: int) -> bool:

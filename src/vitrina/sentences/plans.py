@@ -165,6 +165,7 @@ SENTENCES = {
     ),
     "check.changed_share": "{changed} changes in a target of {rows} rows, {most} of them are expected at most",
     "check.expected": "expected: from {low} to {high}",
+    "check.expected_any": "there are no runs yet to compare with",
     "check.expected_least": "expected: {low} or more",
     "check.expected_most": "expected: {high} or fewer",
     "check.first_load": "the target was empty: there is nothing to compare with",

@@ -55,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(WORKS), help=", ".join(WORKS))
+    parser.add_argument("--only", nargs="+", choices=WORKS, default=list(WORKS), metavar="WORK", help="; ".join(WORKS))
     parser.add_argument("--setting", choices=SETTINGS, default="friendly", help="of the servers and the data")
     parser.add_argument("--repeat", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--home", type=Path, default=Path(gettempdir()) / "vitrina-bench")

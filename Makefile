@@ -87,6 +87,16 @@ test-lake: setup ## Targets of Parquet files, with DuckDB and a real S3 server, 
 	@./scripts/install-s3-server
 	@PYTHONPATH="$(CURDIR)/.lake" VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
 
+.PHONY: test-spark
+test-spark: setup ## Loads that executors of a real Spark cluster bring, installed beside .venv (QUICK=1: without a million rows and 30 kills)
+	@./scripts/install-system-packages java
+	@.venv/bin/uv pip install --quiet --require-hashes --target .spark --requirements requirements/spark.txt
+	@PYTHONPATH="$(CURDIR)/.spark" VITRINA_TEST_SPARK=1 $(if $(QUICK),,VITRINA_CHAOS=long) $(RUN_PYTEST) -s $(or $(filter tests/spark%,$(TESTS)),tests/spark)
+
+.PHONY: chaos-spark
+chaos-spark: ## Kill Python processes, executors, driver and runner thirty times while a cluster brings a million rows
+	@$(MAKE) --no-print-directory test-spark TESTS=tests/spark/test_kills.py
+
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
 	@./scripts/setup-airflow
@@ -119,6 +129,10 @@ chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing 
 .PHONY: chaos-history
 chaos-history: setup ## A thousand runs of a history for each of ten seeds, with killed runners and late commits, for hours
 	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos/test_history.py
+
+.PHONY: chaos-ranges
+chaos-ranges: setup ## Kill workers and runners thirty times while they load a million rows in ranges, copied and with steps
+	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos/test_ranged_load.py
 
 .PHONY: chaos-lake
 chaos-lake: ## The tests of files and Iceberg tables with all their kills, and readers that poll during fifty loads
@@ -177,6 +191,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --group frames -o requirements/frames.txt
 	@$(COMPILE) --group clickhouse --constraints requirements/dev.txt -o requirements/clickhouse.txt
 	@$(COMPILE) --group lake --constraints requirements/dev.txt -o requirements/lake.txt
+	@$(COMPILE) --group spark --constraints requirements/dev.txt -o requirements/spark.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

@@ -46,6 +46,8 @@ collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
 # `make test-clickhouse` runs these, with an engine at hand.
 collect_ignore += [] if os.environ.get("VITRINA_TEST_CLICKHOUSE") else ["clickhouse"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_LAKE") else ["lake"]
+# `make test-spark` runs these, with a Spark Connect server at hand.
+collect_ignore += [] if os.environ.get("VITRINA_TEST_SPARK") else ["spark"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_AIRFLOW") else ["airflow/test_tasks.py", "airflow/test_kills.py"]
 
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.

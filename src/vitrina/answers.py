@@ -430,6 +430,22 @@ class RunnerName(Answer):
     heartbeat_at: datetime | None = Field(None, description="When it was last heard of.")
 
 
+class RangeUnderWay(Answer):
+    """A range of the key that a process is loading, by the names that they have in the log."""
+
+    part: int
+    range: str
+
+
+class RangesProgress(Answer):
+    """How far a load in ranges of the key has come. Ranges that turn out to be large are cut again."""
+
+    done: int
+    left: int
+    workers: int
+    under_way: list[RangeUnderWay] = []
+
+
 class Progress(Answer):
     """How far the current run has come."""
 
@@ -441,6 +457,8 @@ class Progress(Answer):
     rows_estimate: int | None = None
     percent: float | None = None
     eta_seconds: float | None = None
+    # Of a load that processes bring side by side (`options.parallel`).
+    ranges: RangesProgress | None = None
 
 
 class Checkpoint(Answer):

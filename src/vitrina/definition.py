@@ -102,6 +102,10 @@ class LiveOptions(Strict):
         return value
 
 
+# The engine that comes with every runner: its own processes.
+LOCAL = "local"
+
+
 class OwnOptions(Strict):
     """Rarely needed switches of one pipeline."""
 
@@ -114,7 +118,8 @@ class OwnOptions(Strict):
         le=10**12,
         description="A pushdown load larger than this is cut into chunks of this size; a load to another database is"
         " read in the order of its key, so that it goes on where it was interrupted. By default: one that takes more"
-        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds.",
+        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds. With `parallel`: rows of a"
+        " range of the key, 100,000 by default.",
     )
     max_stage_age_seconds: int = Field(
         86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."
@@ -187,7 +192,16 @@ class OwnOptions(Strict):
     )
     params: BoundedObject = Field(default_factory=dict, description="Parameters of `python_task`.")
     parallel: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        1, description="Worker processes for the Python steps of a run, a batch each; `auto`: one for each processor."
+        1,
+        description="Processes that bring ranges of the key of a full load side by side: each reads, applies the steps"
+        " and writes. Where a load is not cut (the plan says why): worker processes for its Python steps, a batch each."
+        " `auto`: one for each processor.",
+    )
+    engine: str = Field(
+        "local",
+        pattern=r"[a-z][a-z0-9_]{0,30}",
+        description="What brings the ranges of the key: `local`, processes of the runner, or `spark`, executors of a"
+        " cluster. There `parallel` is how many ranges a job has, and `auto`, or 1, is all of them.",
     )
     step_timeout_seconds: float = Field(
         600, gt=0, le=86_400, description="What the Python steps may take for one batch, or a source to make one."
@@ -266,6 +280,19 @@ class Options(OwnOptions):
 
     # The connectors' own are extra fields here: which there are is found out when something is validated.
     model_config = ConfigDict(extra="allow")
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_is_installed(cls, name: str) -> str:
+        found = {each.name for each in registry.installed().connectors.values() if each.is_engine}
+        if name != LOCAL and name not in found:
+            raise ValueError(say("definition.engine", name=name, engines=", ".join([LOCAL, *sorted(found)])))
+        return name
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Tell whether the author asks for ranges of the key to be brought side by side."""
+        return self.parallel != 1 or self.engine != LOCAL
 
     def of(self, connector: str) -> BaseModel | None:
         """Return what the author set under a connector's name, as that connector's model, or None if it has none."""

@@ -153,6 +153,10 @@ class TransientError(RunError):
     code = "transient"
 
 
+class SnapshotGone(TransientError):
+    """The snapshot that a load is read in is not there, on the server that was asked for it."""
+
+
 class Disconnected(TransientError):
     """The connection to a database or server was lost: the run ends, recovery takes over."""
 

@@ -14,6 +14,12 @@ from pathlib import Path
 from vitrina import failpoints
 from vitrina.cli import main
 from vitrina.errors import TransientError
+from vitrina.loads import local_pool
+from vitrina.transforms import forking
+
+DIRECTORY = Path()
+# In the environment of the runner's own workers: the same directory.
+PLANS = "CHAOS_PLANS"
 
 
 def hit(name: str) -> None:
@@ -53,6 +59,8 @@ def perform(name: str, action: str) -> None:
 if __name__ == "__main__":
     DIRECTORY = Path(sys.argv[1])
     failpoints.hit = hit
+    os.environ[PLANS] = str(DIRECTORY)
+    local_pool.templates = forking.Templates(["tests.chaos.chaos_worker"])
     if sys.argv[2:]:
         # Imported here: runners are started by the dozen, and most have nothing taken away.
         from tests.chaos import mutants

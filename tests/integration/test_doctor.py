@@ -217,7 +217,7 @@ def test_a_schema_that_is_nowhere_is_warned_of(bench: Workbench) -> None:
 
 def test_what_is_installed_is_listed() -> None:
     [found] = doctor._check_connectors()
-    assert (found.status, found.finding) == ("OK", "clickhouse, files, iceberg, postgres, python, search")
+    assert (found.status, found.finding) == ("OK", "clickhouse, files, iceberg, postgres, python, search, spark")
 
 
 def test_a_connector_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_a_connection_that_no_connector_opens_is_a_problem(bench: Workbench) -> 
     settings = bench.settings.model_copy(update={"connections": {"old": SecretStr(url)}})
     [found] = doctor._check_connections(bench.metastore, settings)
     assert (found.check, found.status) == ("connection old", "PROBLEM")
-    known = "clickhouse, files, iceberg, postgres, python, search"
+    known = "clickhouse, files, iceberg, postgres, python, search, spark"
     assert f"no connector for mysql:// is installed here, only {known}" in found.finding
     assert "hidden" not in found.finding + found.next_step
 

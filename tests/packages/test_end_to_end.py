@@ -301,7 +301,7 @@ def test_everything_that_a_connector_says_is_heard(platform: Platform) -> None:
 
     environment = environment_of(platform.settings) | platform.environment
     said = command(platform.place, environment, "doctor")
-    for line in ("csv, files, iceberg, parquet, postgres, python, search", f"{platform.place / 'lake'}"):
+    for line in ("csv, files, iceberg, parquet, postgres, python, search, spark", f"{platform.place / 'lake'}"):
         assert line in said
     environment |= {"VITRINA_API_URL": platform.url, "VITRINA_TOKEN": platform.secret}
     assert "parquet:<name>" in command(platform.place, environment, "connectors", "list")

@@ -1,9 +1,12 @@
 """How a load is cut: in one statement up to a minute of work, in chunks of about ten seconds beyond."""
 
+from dataclasses import replace
+
 import pytest
 
 from vitrina.definition import Definition
-from vitrina.loads.plan import Capabilities, Plan, plan
+from vitrina.loads.plan import Capabilities, Plan, asked_workers, count_ranges, plan, why_not_cut
+from vitrina.ports.ranges import Cut
 
 
 def planned(rows: int, rate: float | None = None, **options: object) -> Plan:
@@ -48,3 +51,83 @@ def test_a_minutes_work_is_one_statement_and_more_is_cut(
 def test_the_author_may_choose() -> None:
     assert planned(99, checkpoint_rows=100).paging == "one statement"
     assert planned(100, 1e9, checkpoint_rows=100).page_rows == 100
+
+
+def cut(rows: int, *, parallel: int | str = 4, known: dict[str, object] | None = None, **options: object) -> Plan:
+    definition = Definition.model_validate(
+        {
+            "name": "films",
+            "source_query": "SELECT id FROM content.films",
+            "target_table": "analytics.films",
+            "target_key": ["id"],
+            "options": {"parallel": parallel, **options},
+        }
+    )
+    usual = {"same_database": False, "has_steps": True, "pageable": True, "key": ("id",), "workers": 4}
+    found = Capabilities(**{"estimated_rows": rows, **usual, **(known or {})})  # type: ignore[arg-type]
+    asked = replace(found, cut=None if why_not_cut(definition, found) else Cut(count_ranges(definition, found)))
+    return plan(definition, asked)
+
+
+@pytest.mark.parametrize(("rows", "ranges"), [(200_000, 8), (1_000_000, 10), (9_000_001, 91), (500_000_000, 256)])
+def test_a_range_has_a_hundred_thousand_rows_and_there_are_not_too_many(rows: int, ranges: int) -> None:
+    chosen = cut(rows)
+    assert (chosen.paging, chosen.ranges, chosen.workers) == ("key ranges", ranges, 4)
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"key_is_read": False}, "no column of the key"),
+        ({"no_ranges_because": "the index is written by one"}, "the index is written by one"),
+        ({"has_steps": False, "same_database": True}, "Postgres moves the rows by itself"),
+        ({"has_steps": False}, "one stream brings about 1000000 rows"),
+    ],
+)
+def test_a_load_that_is_not_cut_says_why(known: dict[str, object], said: str) -> None:
+    chosen = cut(1_000_000, known=known)
+    assert (chosen.paging != "key ranges", chosen.workers) == (True, 1)
+    assert said in " ".join(chosen.reasons)
+
+
+def test_few_rows_are_not_cut_unless_a_load_was_cut_before() -> None:
+    assert cut(199_999).paging == "ordered stream"
+    assert cut(199_999, checkpoint_rows=1_000).ranges == 200
+    assert cut(10, known={"has_ranges_left": True}).paging == "key ranges"
+
+
+def test_one_process_hears_nothing_of_ranges() -> None:
+    chosen = cut(10_000_000, parallel=1)
+    assert chosen.paging == "ordered stream"
+    assert "ranges" not in " ".join(chosen.reasons)
+
+
+@pytest.mark.parametrize(("parallel", "at_once"), [(1, 10), ("auto", 10), (4, 4)])
+def test_a_cluster_is_given_all_ranges_unless_it_is_told_how_many(parallel: int | str, at_once: int) -> None:
+    options = {"parallel": parallel, "engine": "spark"}
+    definition = Definition.model_validate(
+        {"name": "films", "source_query": "SELECT 1 AS id", "target_table": "analytics.films", "options": options}
+    )
+    workers = asked_workers(definition, 1_000_000, parallel if isinstance(parallel, int) else 2)
+    assert workers == at_once
+
+    chosen = cut(1_000_000, parallel=parallel, engine="spark", known={"workers": workers})
+    assert (chosen.paging, chosen.ranges, chosen.workers) == ("key ranges", 10, at_once)
+    assert "executors of spark" in " ".join(chosen.reasons)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "slower"),
+    [(300_000, None, True), (5_000_000, None, False), (300_000, 1_000.0, False), (5_000_000, 1e6, True)],
+)
+def test_a_cluster_that_would_take_longer_than_one_stream_is_warned_of(
+    rows: int, rate: float | None, slower: bool
+) -> None:
+    chosen = cut(rows, engine="spark", known={"rows_per_second": rate})
+    assert ("before its first row" in " ".join(chosen.warnings)) is slower
+    assert cut(rows, known={"rows_per_second": rate}).warnings == ()
+
+
+def test_an_engine_that_is_not_installed_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="'ray' is no engine that is installed here; there are: local, spark"):
+        cut(1_000_000, engine="ray")

@@ -248,6 +248,8 @@ export interface Progress {
   rows_estimate: number | null;
   percent: number | null;
   eta_seconds: number | null;
+  /** Of a load that processes bring side by side. */
+  ranges?: { done: number; left: number; workers: number } | null;
 }
 
 export type Mode = "full" | "incremental" | "live";

@@ -90,7 +90,11 @@ export function AtWork({ progress, rates, following }: { progress: Progress; rat
     <section aria-label={t("Progress")} className="rounded-lg border border-accent/35 bg-accent-soft px-4 py-3">
       <div className="num flex flex-wrap items-center justify-between gap-x-6 gap-y-1">
         <span className="font-medium">{t("{n} {n|row|rows} read", { n: progress.rows_read })}</span>
-        <span className="text-muted">{t("{n} {n|batch|batches}", { n: progress.batches })}</span>
+        <span className="text-muted">
+          {progress.ranges
+            ? t("{done} of {n} {n|range|ranges}", { done: progress.ranges.done, n: progress.ranges.done + progress.ranges.left })
+            : t("{n} {n|batch|batches}", { n: progress.batches })}
+        </span>
         <span className="text-muted">{progress.rows_per_second ? t("{n} rows/s", { n: compact(progress.rows_per_second) }) : "—"}</span>
         <Sparkline values={rates} width={120} label={t("Rows a second")} />
         <span className="text-muted">{following ? t("follows its source, {time} behind", { time: duration(following.lag_seconds) }) : timeLeft(progress)}</span>

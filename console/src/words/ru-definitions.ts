@@ -80,6 +80,7 @@ const sentences: Record<string, string> = {
   "definition.schedule_range": "{field} «{schedule}» — не между секундой и десятью годами",
   "definition.schedule_too_far": "{field} «{schedule}»: следующий срок — после 9999 года",
   "definition.several": "не подходит полей: {count}. {problems}",
+  "definition.engine": "options.engine «{name}»: такого движка здесь нет; есть: {engines}",
   "definition.source_type": "source_type «{name}»: такого коннектора, открывающего источники, здесь нет; есть: {sources}",
   "definition.step_lacks": "у шага {step} нет {field}",
   "definition.table_target": "options.table — для таблицы Postgres, schema.table, а не для {target}",

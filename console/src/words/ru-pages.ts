@@ -20,6 +20,7 @@ const ru: Record<string, string> = {
   "of {n} {n|run|runs}": "из {n} {n|запуска|запусков|запусков}",
   "{n} alive, {slots} {slots|slot|slots}, {busy} busy": "живых: {n}, {slots} {slots|место|места|мест}, занято: {busy}",
   "{n} {n|batch|batches}": "{n} {n|пачка|пачки|пачек}",
+  "{done} of {n} {n|range|ranges}": "{done} из {n} {n|диапазона|диапазонов|диапазонов}",
   "{n} dead {n|letter|letters}": "{n} {n|отвергнутый|отвергнутых|отвергнутых}",
   "{n} {n|differs|differ}": "{n|различается|различаются|различаются} {n}",
   "{n} of {slots} {slots|slot|slots}": "{n} из {slots} {slots|места|мест|мест}",

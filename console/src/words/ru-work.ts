@@ -83,6 +83,7 @@ const words: Record<string, string> = {
   "not set": "не задан",
   "one statement": "одним запросом",
   "ordered stream": "упорядоченным потоком",
+  "key ranges": "по диапазонам ключа",
   "reads {tables} whole": "читает целиком {tables}",
   set: "задан",
 };

@@ -224,7 +224,9 @@ def _progress_line(seen: "PipelineStatus") -> str | None:
     percent = f"{progress.percent:.0f} % " if progress.percent is not None else ""
     left = f", {duration(progress.eta_seconds)} left" if progress.eta_seconds is not None else ""
     speed = f", {progress.rows_per_second:,.0f} rows/s" if progress.rows_per_second else ""
-    return f"{percent}{progress.rows_read:,} rows in {progress.batches:,} batches{speed}{left}"
+    ranges = progress.ranges
+    pieces = f"{ranges.done:,} of {ranges.done + ranges.left:,} ranges" if ranges else f"{progress.batches:,} batches"
+    return f"{percent}{progress.rows_read:,} rows in {pieces}{speed}{left}"
 
 
 def _checkpoint_line(checkpoint: "Checkpoint | None") -> str | None:

@@ -60,7 +60,7 @@ class Lines:
         if words == status and (rows_now == rows or now - at < LINE_SECONDS):
             return
         self._told[seen.pipeline] = (words, rows_now, now)
-        local.say(f"{seen.pipeline}: {words}{f' {rows_now:,} rows' if rows_now else ''}")
+        local.say(f"{seen.pipeline}: {words}{f' {rows_now:,} rows' if rows_now else ''}{_ranges(seen)}")
 
     def finish(self, run: "Run") -> None:
         local.say(f"{run.pipeline}: {run.status} {run.rows_read:,} rows in {run.duration_seconds:.2f} s")
@@ -82,7 +82,7 @@ class Bars:
                 task,
                 total=total,
                 completed=progress.rows_read,
-                rows=f"{progress.rows_read:,} rows",
+                rows=f"{progress.rows_read:,} rows{_ranges(seen)}",
                 speed=f"{progress.rows_per_second:,.0f}/s" if progress.rows_per_second else "",
             )
 
@@ -104,6 +104,12 @@ class Bars:
         if pipeline not in self._tasks:
             self._tasks[pipeline] = self._bars.add_task(pipeline, total=None, rows="", speed="", status="")
         return self._tasks[pipeline]
+
+
+def _ranges(seen: "PipelineStatus") -> str:
+    """Say how many ranges of the key are done, of a load that processes bring side by side."""
+    found = seen.progress.ranges if seen.progress else None
+    return f", {found.done:,} of {found.done + found.left:,} ranges" if found else ""
 
 
 def _waiting(seen: "PipelineStatus") -> str:

@@ -30,7 +30,7 @@ def full(run: Run) -> None:
     load, must_fill = _continued(run) or (_begun(run), True)
     incremental.count_unseen(run)
     if must_fill and not _is_complete(run.checkpoint):
-        with refusals.of_reading(), run.until_paused():
+        with refusals.of_reading(), run.until_paused(filling=True):
             _fill(run, load)
     try:
         with refusals.of_publish(run.checkpoint.load_started_at):
@@ -42,6 +42,12 @@ def full(run: Run) -> None:
 
 
 def _fill(run: Run, load: Load) -> None:
+    if run.plan.paging == "key ranges":
+        # Imported here: most loads are not cut.
+        from vitrina.loads import ranged
+
+        ranged.fill(run, load)
+        return
     with run.parts(load, window_of(run.job, resume_point(run.checkpoint))) as parts:
         for part in parts:
             run.commit(load, part, _counting(run))

@@ -4,30 +4,40 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitrina.errors import FatalError
-from vitrina.loads import steps
+from vitrina.loads import engines, steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
-from vitrina.loads.plan import Capabilities, plan
+from vitrina.loads.plan import Capabilities, asked_workers, count_ranges, plan, why_not_cut
 from vitrina.loads.steps import Fitted
-from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checkpoint import RANGES, Checkpoint
 from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
+from vitrina.ports.ranges import Cut, Splits
 from vitrina.ports.schema import Column
 from vitrina.ports.source import BaseSource, Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
 from vitrina.sentences import say
-from vitrina.store import runs
+from vitrina.store import runs, session_limits
 
 
 def inspect(opened: Opened, *, create_target: bool = True) -> Job:
     """Describe the rows, prepare the target, ask the source how it would be read, and choose a plan."""
     if not opened.source.runs_when_described:
-        return _inspect(opened, create_target=create_target)
+        job = _inspect(opened, create_target=create_target)
+        return job if create_target else _asking_engine(job)
     # Before the source is asked to go on: it never gave what is asked for, or that is no longer in the target.
     opened = _believing(opened)
     if not create_target:  # it runs when it is asked to, not when it is looked at
         return _without_rows(opened, Description(), None)
     return _inspect(opened, create_target=True)
+
+
+def _asking_engine(job: Job) -> Job:
+    """Add what the engine that will bring the rows has in another version than this process."""
+    if job.plan.paging != "key ranges":
+        return job
+    warnings = (*job.plan.warnings, *engines.differences(job.definition, job.settings))
+    return replace(job, plan=replace(job.plan, warnings=warnings))
 
 
 def look_into(opened: Opened) -> Job:
@@ -63,6 +73,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if derivation:
         warnings = (*known.warnings, *derivation.warnings)
         known = replace(known, followed=tuple(derivation.tables), warnings=warnings)
+    known = _with_cut(opened, described, prepared, known)
     chosen = plan(opened.definition, known)
     return _job(
         opened,
@@ -212,7 +223,37 @@ def _capabilities(
             *_advice_on_checks(opened),
         ),
         starts_over_because=opened.starts_over_because,
+        workers=_workers(opened, described),
+        no_ranges_because=_no_ranges_because(opened),
+        has_ranges_left=found.stage is not None and RANGES in found.identity,
     )
+
+
+def _workers(opened: Opened, described: Description) -> int:
+    definition = opened.definition
+    asked = asked_workers(definition, described.estimated_rows, steps.workers_of(definition))
+    return session_limits.workers_with_room(definition, opened.settings, asked)
+
+
+def _with_cut(opened: Opened, described: Description, prepared: Prepared, known: Capabilities) -> Capabilities:
+    """Ask the source into how many ranges of the key its rows can be cut, where nothing else stands against it."""
+    definition, source = opened.definition, opened.source
+    if not definition.options.may_be_cut or why_not_cut(definition, known) or not isinstance(source, Splits):
+        return known
+    ranges = count_ranges(definition, known)
+    if known.has_ranges_left:
+        return replace(known, cut=Cut(ranges))
+    given = {column.name for column in described.columns}
+    order = [name for name in prepared.key if name in given]
+    return replace(known, cut=source.plan_cut(order, ranges, known.workers))
+
+
+def _no_ranges_because(opened: Opened) -> str | None:
+    if not isinstance(opened.source, Splits):
+        return say("plan.ranges_source", source=opened.source.name)
+    if not opened.target.takes_ranges:
+        return say("plan.ranges_target", target=opened.definition.final_target)
+    return None
 
 
 def _measured_rate(opened: Opened, estimated_rows: int) -> float | None:

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrina.definition import Definition
+from vitrina.definition import LOCAL, Definition
 from vitrina.ports.live import FollowedTable
+from vitrina.ports.ranges import Cut
 from vitrina.sentences import say
 
 # pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
 Route = Literal["pushdown", "copy", "arrow"]
+Paging = Literal["one statement", "keyset pages", "ordered stream", "key ranges"]
 
 # What a load in one statement may take before it is cut into chunks, and what a chunk should take.
 _ONE_STATEMENT_SECONDS = 60.0
@@ -20,6 +22,14 @@ _USUAL_ROWS_PER_SECOND = 333_000.0
 # The same between two databases, and through the runner into something else.
 _USUAL_COPIED_ROWS_PER_SECOND = 100_000.0
 _USUAL_CARRIED_ROWS_PER_SECOND = 10_000.0
+# What a range of the key should have, and how many there are at most: each is in the checkpoint until it counts.
+_RANGE_ROWS = 100_000
+_MOST_RANGES = 256
+_RANGES_OF_WORKER = 2
+# What a job on a cluster is counted to take before it brings a row: a session, a job of one row, and Python processes.
+# What one stream brings with a row step meanwhile was measured; see docs/explanation/scaling.md.
+_ENGINE_SECONDS = 15.0
+_USUAL_STEPPED_ROWS_PER_SECOND = 70_000.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,14 @@ class Capabilities:
     # Of a live pipeline: its tables, and how their rows lead to keys.
     followed: tuple[FollowedTable, ...] = ()
     starts_over_because: str | None = None
+    # How many processes `options.parallel` asks for, as far as the connections have room for them.
+    workers: int = 1
+    # Why source or target is none that several processes can read or write at once.
+    no_ranges_because: str | None = None
+    # Whether an interrupted load was cut into ranges of the key.
+    has_ranges_left: bool = False
+    # What the source said of cutting its rows; None: it was not asked.
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,7 @@ class Plan:
     """The choice. `loads_at_once`: everything is staged, then published in one transaction."""
 
     route: Route
-    paging: Literal["one statement", "keyset pages", "ordered stream"]
+    paging: Paging
     loads_at_once: bool
     deletes: bool
     isolate: bool
@@ -69,6 +87,9 @@ class Plan:
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     page_rows: int | None = field(default=None)
+    # key ranges: how many there shall be, and how many processes bring them.
+    ranges: int = 0
+    workers: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -96,6 +117,7 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     full = definition.mode != "incremental"
     if full and definition.options.only_adds:
         reasons.append(_why_none_is_deleted(definition))
+    cut = paging == "key ranges" and known.cut
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
@@ -110,8 +132,10 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         key=known.key,
         guarantee=_guarantee(definition, known),
         reasons=tuple(reasons),
-        warnings=known.warnings,
+        warnings=(*known.warnings, *(_slower_engine(definition, known) if cut else ())),
         page_rows=page_rows,
+        ranges=cut.ranges if cut else 0,
+        workers=known.workers if cut else 1,
     )
 
 
@@ -150,6 +174,8 @@ def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> 
     how = say("plan.source_at_once") if full else say("plan.source_batches")
     if full and definition.options.only_adds:
         reasons.append(_why_none_is_deleted(definition))
+    if full and definition.options.may_be_cut:
+        reasons.append(say("plan.no_ranges", because=say("plan.ranges_source", source=known.streamed_from)))
     return Plan(
         route="arrow",
         paging="ordered stream",
@@ -210,7 +236,9 @@ def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[st
 
 def _paging(
     definition: Definition, known: Capabilities, route: str, at_once: bool, reasons: list[str]
-) -> tuple[Literal["one statement", "keyset pages", "ordered stream"], int | None]:
+) -> tuple[Paging, int | None]:
+    if _is_cut(definition, known, reasons):
+        return "key ranges", None
     if route == "arrow" and at_once and not known.key_is_read:
         reasons.append(say("plan.stream_without_key"))
         return "one statement", None
@@ -233,6 +261,78 @@ def _paging(
         return "one statement", None
     reasons.append(say("plan.chunks", rows=known.estimated_rows, chunk=chunk_rows))
     return "keyset pages", chunk_rows
+
+
+def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
+    """Tell whether processes bring ranges of the key side by side; say why not, where several were asked for."""
+    if not definition.options.may_be_cut:
+        return False
+    obstacle = why_not_cut(definition, known) or (known.cut.obstacle if known.cut else None)
+    if obstacle or known.cut is None:
+        reasons.append(say("plan.no_ranges", because=obstacle or say("plan.ranges_unasked")))
+        return False
+    engine = definition.options.engine
+    if engine == LOCAL:
+        reasons.append(say("plan.ranges", ranges=known.cut.ranges, workers=known.workers))
+    else:
+        reasons.append(say("plan.ranges_engine", ranges=known.cut.ranges, engine=engine))
+    return True
+
+
+def _slower_engine(definition: Definition, known: Capabilities) -> Iterator[str]:
+    """Warn where one stream of the runner is done before a cluster has begun."""
+    if definition.options.engine == LOCAL:
+        return
+    seconds = known.estimated_rows / (known.rows_per_second or _USUAL_STEPPED_ROWS_PER_SECOND)
+    if seconds < _ENGINE_SECONDS:
+        names = {"engine": definition.options.engine, "rows": known.estimated_rows}
+        yield say("plan.engine_slower", **names, seconds=max(round(seconds), 1), start=round(_ENGINE_SECONDS))
+
+
+def why_not_cut(definition: Definition, known: Capabilities) -> str | None:
+    """Say why a load is not cut into ranges of the key, as far as that is known without asking the source."""
+    route = _route(definition, known, [])
+    looked_at: Sequence[tuple[bool, str]] = (
+        (definition.mode == "live", say("plan.ranges_live")),
+        (known.no_ranges_because is not None, known.no_ranges_because or ""),
+        (not _loads_at_once(definition, known, []), say("plan.ranges_passes")),
+        (route == "pushdown", say("plan.ranges_pushdown")),
+        (not known.key_is_read, say("plan.ranges_no_key")),
+        (known.workers == 1, say("plan.ranges_no_room")),
+        (
+            not known.has_ranges_left and known.estimated_rows < _unordered_rows(definition, known, route),
+            say("plan.ranges_quick", rows=known.estimated_rows),
+        ),
+        (
+            known.estimated_rows < _RANGES_OF_WORKER * range_rows(definition) and not known.has_ranges_left,
+            say("plan.ranges_few", rows=known.estimated_rows, least=_RANGES_OF_WORKER * range_rows(definition)),
+        ),
+    )
+    return next((reason for applies, reason in looked_at if applies), None)
+
+
+def range_rows(definition: Definition) -> int:
+    """Return how many rows a range of the key should have."""
+    return definition.options.checkpoint_rows or _RANGE_ROWS
+
+
+def count_ranges(definition: Definition, known: Capabilities) -> int:
+    """Return how many ranges a load should be cut into."""
+    least = _RANGES_OF_WORKER * known.workers if definition.options.engine == LOCAL else _RANGES_OF_WORKER
+    return min(max(wanted_ranges(definition, known.estimated_rows), least), _MOST_RANGES)
+
+
+def wanted_ranges(definition: Definition, rows: int) -> int:
+    """Return how many ranges would have the rows that a range should have."""
+    return -(-rows // range_rows(definition))
+
+
+def asked_workers(definition: Definition, rows: int, processors: int) -> int:
+    """Return how many ranges are asked to be brought at a time; a cluster gets all of them unless it is told."""
+    asked = definition.options.parallel
+    if definition.options.engine != LOCAL and asked in (1, "auto"):
+        return min(max(wanted_ranges(definition, rows), _RANGES_OF_WORKER), _MOST_RANGES)
+    return processors
 
 
 def _unordered_rows(definition: Definition, known: Capabilities, route: str) -> int:

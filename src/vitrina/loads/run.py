@@ -190,21 +190,25 @@ class Run:
             filling,
             self.checkpoint.batch_no + 1,
             after,
-            check=self._while_waiting,
+            check=self.while_waiting,
             silence_limit_seconds=self.control.silence_limit_seconds,
             on_wait=self.meter.waited,
         )
 
-    def _while_waiting(self) -> None:
+    def while_waiting(self) -> None:
         """Check lease and pause, several times a second, as long as no batch comes."""
         self.control.check()
         if self.control.is_interrupted:
             raise Paused
         self.context.show()
 
-    def until_paused(self) -> AbstractContextManager[None]:
-        """Let a pause cancel work in one statement, which has no batch boundary to wait for."""
-        return self.control.one_statement() if self.plan.paging == "one statement" else nullcontext()
+    def until_paused(self, *, filling: bool = False) -> AbstractContextManager[None]:
+        """Let a pause cancel work in one statement, which has no batch boundary to wait for.
+
+        `filling`: that of ranges of the key, whose boundaries are far apart, too.
+        """
+        has_none = self.plan.paging == "one statement" or (filling and self.plan.paging == "key ranges")
+        return self.control.one_statement() if has_none else nullcontext()
 
     def batch_size(self) -> int:
         return self._batch_size

@@ -49,6 +49,9 @@ class Step(Protocol):
     @property
     def digest(self) -> str: ...
 
+    @property
+    def max_dead_letters(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class PlannedSteps:
@@ -71,6 +74,7 @@ def planned(
     run_id: UUID = NOBODY,
     *,
     extra: Sequence[Task] = (),
+    started_at: datetime | None = None,
     attach: Callable[[Endable], object] | None = None,
 ) -> PlannedSteps:
     """Plan the pipeline's steps and read their params; `Invalid` says what is wrong with which.
@@ -85,12 +89,16 @@ def planned(
     from vitrina.transforms import chain, registry, remote
 
     shipped = registry.load_shipped()
-    if _workers(definition) == 1 and all(_is_shipped(task.body, shipped) for task in tasks):
+    if workers_of(definition) == 1 and all(_is_shipped(task.body, shipped) for task in tasks):
         return PlannedSteps(chain.plan_steps(tasks, shipped))
     about = remote.About(
-        definition.name, run_id, settings.transforms, datetime.now(UTC), _hash_key(tasks, settings, shipped)
+        definition.name,
+        run_id,
+        settings.transforms,
+        started_at or datetime.now(UTC),
+        _hash_key(tasks, settings, shipped),
     )
-    steps = remote.WorkerSteps(tasks, about, limits(definition, settings), workers=_workers(definition))
+    steps = remote.WorkerSteps(tasks, about, limits(definition, settings), workers=workers_of(definition))
     sessions.callback(steps.close)
     if attach:
         attach(steps)
@@ -126,7 +134,13 @@ def limits(definition: Definition, settings: Settings) -> "Limits":
     return Limits(options.step_timeout_seconds, options.step_memory_mb, settings.step_environment)
 
 
-def _workers(definition: Definition) -> int:
+def moment() -> datetime:
+    """Return the moment that all processes of a run tell their steps."""
+    return datetime.now(UTC)
+
+
+def workers_of(definition: Definition) -> int:
+    """Return how many processes `options.parallel` asks for."""
     asked = definition.options.parallel
     if asked != "auto":
         return asked
@@ -172,6 +186,8 @@ class Surroundings:
     run_id: UUID
     steps: PlannedSteps
     reference: "Callable[[str], pa.Table]"
+    # One moment for a run whose steps run in several places; None: now.
+    started_at: datetime | None = None
 
 
 def fit(
@@ -230,6 +246,7 @@ def _open_steps(around: Surroundings, schema: "pa.Schema", *, comes_natural: boo
     context = StepContext(
         pipeline=around.definition.name,
         run_id=around.run_id,
+        started_at=around.started_at or datetime.now(UTC),
         hash_key=key.get_secret_value().encode() if key else None,
         reference=around.reference,
     )

@@ -184,6 +184,11 @@ class Redactor:
         return self._secrets.sub(MASK, text) if any(form in text for form in self._forms) else text
 
 
+def redactor_of(settings: Settings) -> Redactor:
+    """Make what masks the secrets of these settings; by name, so that a process elsewhere can be told to."""
+    return Redactor(secrets_of(settings))
+
+
 def masked(text: str, settings: Settings) -> str:
     """Mask the settings' secrets in what people are told. A text without any is returned as it is, a Sentence too."""
     found = Redactor(secrets_of(settings))(text)

@@ -14,8 +14,10 @@ Range = tuple[int, int]
 MIRROR_OF = "mirror_of"
 # Key of the identity: the latest values of the load so far, by the names of the checks that ask for them.
 FRESHEST = "freshest"
+# Key of the identity: the ranges of the key that a load is cut into and that are not accepted yet.
+RANGES = "ranges"
 # Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
-OF_THE_LOAD: tuple[str, ...] = ("snapshot_at", FRESHEST)
+OF_THE_LOAD: tuple[str, ...] = ("snapshot_at", FRESHEST, RANGES)
 # Keys that say what is in the target: a checkpoint that is reset keeps them.
 OF_THE_TARGET: tuple[str, ...] = ("columns", "history")
 

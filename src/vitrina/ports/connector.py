@@ -1,7 +1,7 @@
 """What a package says of the system that it connects, and what it is given when a run opens it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from vitrina.ports.batch import Endable
+    from vitrina.ports.ranges import Engine, EngineOpening
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 
@@ -105,7 +106,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Connector:
-    """A system that rows come from or go to. Found by the entry point group `vitrina.connectors`.
+    """A system that rows come from or go to, or that brings them. Found by the entry point group `vitrina.connectors`.
 
     Every process loads it, the API too: the module that holds it imports no driver. The functions do, when called.
     """
@@ -132,6 +133,11 @@ class Connector:
 
     open_source: "Callable[[Opening], Source] | None" = None
     open_target: "Callable[[Opening], Target] | None" = None
+
+    # Brings ranges of the key elsewhere (`options.engine`). Its model of options has the field `connection`.
+    open_engine: "Callable[[EngineOpening], Engine] | None" = None
+    # Says in what the engine at a URL differs from this process, for `vitrina validate`.
+    check_engine: Callable[[str], Sequence[str]] | None = None
 
     # Sessions that a run holds at once on a connection of the operator's, for VITRINA_CONN_<NAME>_MAX_CONNECTIONS.
     source_sessions: int = 0
@@ -170,6 +176,10 @@ class Connector:
     @property
     def is_target(self) -> bool:
         return self.open_target is not None
+
+    @property
+    def is_engine(self) -> bool:
+        return self.open_engine is not None
 
     def accepts_target(self, name: str) -> bool:
         return re.fullmatch(self.target_name, name) is not None

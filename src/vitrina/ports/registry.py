@@ -131,8 +131,8 @@ def _load(entry: EntryPoint) -> Connector:
 def _problems(found: Connector, taken: dict[str, Connector], *, own: bool) -> Iterator[str]:
     yield from _wrong_names(found, own=own)
     yield from _taken_names(found, taken)
-    if not found.is_source and not found.is_target:
-        yield "it opens neither a source nor a target"
+    if not found.is_source and not found.is_target and not found.is_engine:
+        yield "it opens neither a source nor a target nor an engine"
     if found.is_target and found.prefix is None and not own:
         yield "it opens targets but names no prefix for them"
     re.compile(found.target_name)

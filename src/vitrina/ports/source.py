@@ -26,6 +26,10 @@ class Window:
     until: Mark | None = None
     # Rows after this position of an earlier read of the same window.
     after: Position | None = None
+    # Rows up to this position in the order of reading, and none after it.
+    upto: Position | None = None
+    # A snapshot that another session holds (`ports.ranges.SharedSnapshot`); None: the reading session's own.
+    snapshot: str | None = None
     # The columns to read in the order of, if the source can: a load can then be continued after each batch.
     order: tuple[str, ...] = ()
     # The rows with these values of `order` alone; for sources that are `Rereads`.

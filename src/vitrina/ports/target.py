@@ -230,6 +230,10 @@ class Target(Protocol):
     @property
     def takes_any_order(self) -> bool: ...
 
+    # Whether several processes can write to a full load at once (`ports.ranges.TakesRanges`).
+    @property
+    def takes_ranges(self) -> bool: ...
+
     # Whether its merges make the rows of given keys equal to the source, deleted ones too (`ports.live.Corrects`).
     @property
     def corrects(self) -> bool: ...
@@ -297,6 +301,7 @@ class BaseTarget:
     form: Form = "natural"
     loads_first_pass = False
     takes_any_order = False
+    takes_ranges = False
     corrects = False
     correction_seconds = 0.0
     letter_budget: Mapping[str, int] | None = None

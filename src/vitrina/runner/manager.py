@@ -19,7 +19,7 @@ import structlog
 import vitrina
 from vitrina import failpoints
 from vitrina.errors import CannotConnect, OtherVersion
-from vitrina.loads import steps
+from vitrina.loads import local_pool, steps
 from vitrina.loads.control import RunControl, clock
 from vitrina.observe.telemetry import Lookout
 from vitrina.ports import registry
@@ -96,6 +96,7 @@ class PipelineManager:
         self._watch.start()
         self._lookout.start()
         forking.templates.keep()
+        local_pool.templates.keep()
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
         try:
             self._work_until_shutdown()
@@ -435,6 +436,7 @@ class PipelineManager:
         self._log.info("runner.stopped", left_behind=len(self._claims))
         self._lookout.stop()
         forking.templates.close()
+        local_pool.templates.close()
         if self._claims or self._requests:
             # A thread that waits for a server which never answers would keep the process for ever.
             os._exit(self.exit_code_left_behind)

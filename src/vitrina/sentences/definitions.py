@@ -138,6 +138,7 @@ SENTENCES = {
     "definition.schedule_range": "{field} {schedule!r} is not between one second and ten years",
     "definition.schedule_too_far": "{field} {schedule!r} is next due after year 9999",
     "definition.several": "{count} fields are not acceptable: {problems}",
+    "definition.engine": "options.engine {name!r} is no engine that is installed here; there are: {engines}",
     "definition.source_type": ("source_type {name!r} is no connector that opens sources here; there are: {sources}"),
     "definition.step_lacks": "step {step} has no {field}",
     "definition.table_target": "options.table is for a table in Postgres, schema.table, not for {target}",

@@ -42,6 +42,10 @@ SENTENCES = {
     ),
     "plan.definition_changed": "the definition changed",
     "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",
+    "plan.engine_slower": (
+        "a load of {rows} rows by {engine} would take longer: one stream of the runner needs about {seconds} s for"
+        " them, a job on a cluster about {start} s before its first row"
+    ),
     "plan.files_source": "the files of connection {connection}",
     "plan.first_pass": "the mart is empty: the first pass loads it at once",
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
@@ -60,6 +64,7 @@ SENTENCES = {
         "follows {table}: a changed row leads to {leads_to}; the table's replica identity must hold {columns}"
     ),
     "plan.load_old": "the unfinished load is {age} old",
+    "plan.no_ranges": "the load is not cut into ranges of the key: {because}",
     "plan.one_batch_quick": (
         "one batch, because about {rows} rows are quickly done; a pause cancels it, and resuming begins it again"
     ),
@@ -74,6 +79,35 @@ SENTENCES = {
     "plan.pages": "pages of {rows} rows",
     "plan.pushdown": "pushdown: source and target are in one database and no step looks at the rows",
     "plan.python_source": "the Python source {name}",
+    "plan.ranges": (
+        "about {ranges} ranges of the key, brought side by side by {workers} processes under one snapshot;"
+        " each counts on its own"
+    ),
+    "plan.ranges_costly": (
+        "all ranges together would cost {times} times one read, so an index on ({columns}) is missing, or the"
+        " rows are far apart in the table"
+    ),
+    "plan.ranges_engine": (
+        "about {ranges} ranges of the key, brought by executors of {engine} under one snapshot; each counts on its own"
+    ),
+    "plan.ranges_few": (
+        "about {rows} rows are quickly done (from {least} rows on, processes are worth starting;"
+        " options.checkpoint_rows lowers that)"
+    ),
+    "plan.ranges_live": "mode live loads in one stream, at a known place of the log",
+    "plan.ranges_no_key": "the source gives no column of the key",
+    "plan.ranges_no_room": (
+        "there is one processor for `auto`, or VITRINA_CONN_<NAME>_MAX_CONNECTIONS leaves no room for two processes"
+        " (it cannot count `auto`)"
+    ),
+    "plan.ranges_passes": "a pass, or a backfill of a range, is merged batch by batch, by one process",
+    "plan.ranges_pushdown": "Postgres moves the rows by itself in one statement, which is quicker",
+    "plan.ranges_quick": "one stream brings about {rows} rows within a minute, without tags and without a sort",
+    "plan.ranges_sorted": "the query sorts, groups or limits, which every range would do again",
+    "plan.ranges_source": "{source} is not read in ranges",
+    "plan.ranges_target": "{target} is not written by several processes at once",
+    "plan.ranges_unasked": "the columns of the source are not known yet",
+    "plan.ranges_volatile": "each range could get another answer from {functions}",
     "plan.read_only_first": "runs read-only first, because it calls {functions}",
     "plan.recreated": "{target} was emptied or recreated by hand",
     "plan.restored": "{target} was emptied, replaced or restored by hand",

@@ -186,6 +186,16 @@ SENTENCES = {
     "run.reading_failed": "reading the source failed: {message}",
     "run.runner_silent": "the runner fell silent; the next one continues from the checkpoint",
     "run.runner_stopped": "the runner was stopped",
+    "run.other_database": (
+        "a worker of this load reaches another database than the runner, which is no replica of the runner's: correct"
+        " the connection there"
+    ),
+    "run.snapshot_elsewhere": (
+        "the workers of this load reach another server of the source than the runner, where its snapshot is not known:"
+        " let their connection lead to the same server, or, for a full load that may be read in several snapshots,"
+        " leave out options.consistency and options.history"
+    ),
+    "run.snapshot_gone": "the snapshot that the load is read in is gone: {message}",
     "run.source_is_empty": "the source has no rows, but {target} does; if it shall be emptied, set options.allow_empty",
     "run.source_silent": "the source has said nothing for {seconds:.0f} s",
     "run.target_has_rls": (
@@ -204,6 +214,29 @@ SENTENCES = {
         "{letters} document(s) were refused, more than options.max_dead_letters ({budget}); see `vitrina dead-letters"
         " list`, mend the mapping or the query, and run again"
     ),
+    "run.spark_hash_key": (
+        "an executor of the Spark cluster has another VITRINA_HASH_KEY than the runner, or none: hashes would differ"
+    ),
+    "run.spark_job_failed": "the job on the Spark cluster failed: {reason}",
+    "run.spark_no_answer": "the Spark cluster has ended the job without an answer for a range of the key",
+    "run.spark_package_differs": (
+        "executors of the Spark cluster have {package} {there}, the runner has {here}: install the same in the image of"
+        " the cluster"
+    ),
+    "run.spark_package_missing": (
+        "executors of the Spark cluster have no {package}, the runner has {here}: install it in the cluster's image"
+    ),
+    "run.spark_python_differs": (
+        "executors of the Spark cluster have another Python than the runner, which has {here}: install the same in the"
+        " image of the cluster"
+    ),
+    "run.spark_refused_login": "the Spark Connect server refuses the token in the connection's URL",
+    "run.spark_restarted": "the Spark Connect server has forgotten the job: it was started again, or ended the session",
+    "run.spark_unreachable": "the Spark Connect server does not answer: see whether it runs, and check the URL",
+    "run.worker_lost": (
+        "a process that loaded a range of the key ended without an answer ({how}); perhaps the system ran out of memory"
+    ),
+    "run.worker_silent": "a process that loads a range of the key has said nothing for {seconds:.0f} s",
     "run.would_cascade": (
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"
         " options.allow_cascade if that is wanted"

@@ -93,6 +93,7 @@ def _progress(run: Row) -> answers.Progress:
         # An estimate is one: nothing is done until it is.
         percent=round(min(100 * read / estimate, 99.9), 1) if estimate else None,
         eta_seconds=round(left / rate, 1) if left is not None and rate else None,
+        ranges=run["metrics"].get("ranges"),
     )
 
 

@@ -38,6 +38,22 @@ def _sessions_needed(definition: Definition, connection: str) -> int:
     return sum(sessions for name, sessions in sides if (name or "").lower() == connection)
 
 
+def workers_with_room(definition: Definition, settings: Settings, asked: int) -> int:
+    """Return how many workers may bring ranges of the key side by side; 1 where that is none beside the run itself.
+
+    Each holds as many sessions as the run. A claim waits until there is room for all of them (`FULL_CONNECTIONS`);
+    how many `auto` means, it cannot know.
+    """
+    workers = asked
+    for name, most in settings.max_connections.items():
+        base = _sessions_needed(definition, name)
+        if base:
+            is_told = definition.options.parallel not in (1, "auto")
+            counted = asked if is_told and definition.mode == "full" else 1
+            workers = min(workers, counted, (most - base) // base)
+    return max(workers, 1)
+
+
 def sessions() -> dict[str, dict[str, int]]:
     """Count the sessions that a run opens at once, by `source_type` and by the prefix of its target."""
     installed = registry.installed().connectors.values()
@@ -48,7 +64,25 @@ def sessions() -> dict[str, dict[str, int]]:
 
 
 def _sessions_of(pipeline: str) -> Composed:
-    """Build the expression for the sessions of a row of etl_pipelines on the connection `l.name`."""
+    """Build the expression for the sessions of a row of etl_pipelines on the connection `l.name`.
+
+    Workers that bring ranges of the key hold as many as the run each, as far as the connection has them.
+    """
+    alone = _sessions_alone(pipeline)
+    return SQL(
+        """
+        ({alone} * (1 + CASE
+            WHEN {alone} > 0 AND {row}.mode = 'full' AND {row}.source_type = 'postgres' AND strpos({target}, ':') = 0
+             AND jsonb_typeof({row}.options -> 'parallel') = 'number' AND ({row}.options ->> 'parallel')::integer > 1
+             AND (l.sessions::integer - {alone}) / {alone} > 1
+            THEN least(({row}.options ->> 'parallel')::integer, (l.sessions::integer - {alone}) / {alone})
+            ELSE 0 END))
+        """
+    ).format(alone=alone, row=Identifier(pipeline), target=pipelines.final_target(pipeline))
+
+
+def _sessions_alone(pipeline: str) -> Composed:
+    """Build the same for a run without workers."""
     return SQL(
         """
         (coalesce((%(sessions)s::jsonb -> 'source' ->> {row}.source_type)::integer, 0)

@@ -59,6 +59,10 @@ class PlannedStep:
     def digest(self) -> str:
         return self.registered.digest
 
+    @property
+    def max_dead_letters(self) -> int:
+        return self.rule.max_dead_letters
+
     def bind(self, context: StepContext) -> call.Bound:
         filled: dict[str, Any] = {}
         if self.registered.params is not None:

@@ -1,5 +1,6 @@
 """Workers that are forked from a template, as the runner sees them."""
 
+import fnmatch
 import json
 import os
 import queue
@@ -8,14 +9,34 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
+_MODULE = "vitrina.transforms.template"
+STEPS = ("vitrina.transforms.worker",)
 # What its imports may take on a machine that is busy.
 _READY_SECONDS = 60.0
+
+# What any program needs to find its files, its language and its time zone. Nothing else is inherited.
+_PLAIN_NAMES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LC_*"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS"),
+    *("VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("OMP_NUM_THREADS", "ARROW_*", "POLARS_MAX_THREADS"),
+)
+
+
+def environment_of(names: Iterable[str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Choose the variables that a worker is started with."""
+    patterns = (*_PLAIN_NAMES, *names)
+    return {
+        name: value
+        for name, value in inherited.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
 
 
 class NoTemplate(Exception):
@@ -47,20 +68,29 @@ class Forked:
         self._ended.set()
 
 
-class Template:
-    """The process that workers are forked from, for one environment."""
+class Group:
+    """A worker, and processes that it started: they share its session."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vitrina.transforms.template", str(theirs.fileno()), *sys.path],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
+
+
+class Template:
+    """The process that workers are forked from, for one environment, at the other end of a socket."""
+
+    def __init__(self, control: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        self._control = control
+        # None: it was forked for us, and ends with the socket.
+        self._process = process
         self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._workers: dict[int, Forked] = {}
@@ -69,11 +99,39 @@ class Template:
             self.close()
             raise NoTemplate
 
+    @classmethod
+    def start(cls, environment: dict[str, str], modules: Sequence[str]) -> "Template":
+        """Start an interpreter that imports these modules; the first has the workers' `main`."""
+        ours, theirs = _pair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), ",".join(modules), *sys.path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        return cls(ours, process)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
     def fork(self, descriptors: Sequence[int]) -> Forked:
-        """Start a worker that has these descriptors: requests, replies, life, place and output."""
+        """Start a worker that has these descriptors: its own, then that of its output."""
+        return self._forked(b"f", descriptors)
+
+    def branch(self) -> socket.socket:
+        """Fork the template itself, for a process that will fork workers from it; it ends with the socket."""
+        ours, theirs = _pair()
+        with theirs:
+            self._forked(b"t", [theirs.fileno()])
+        return ours
+
+    def _forked(self, what: bytes, descriptors: Sequence[int]) -> Forked:
         with self._asking:
             try:
-                socket.send_fds(self._control, [b"f"], list(descriptors))
+                socket.send_fds(self._control, [what], list(descriptors))
             except OSError as exc:
                 raise NoTemplate from exc
             return self._workers[self._answer()["pid"]]
@@ -82,7 +140,8 @@ class Template:
         """End the template, and workers that are still at work: nobody would tell their end any more."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        self._process.wait()
+        if self._process:
+            self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
         try:
@@ -90,9 +149,15 @@ class Template:
         except queue.Empty:
             answer = None
         if answer is None:
-            self._process.kill()
+            self._give_up()
             raise NoTemplate
         return answer
+
+    def _give_up(self) -> None:
+        if self._process:
+            self._process.kill()
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
 
     def _listen(self) -> None:
         while message := self._receive():
@@ -116,10 +181,18 @@ class Template:
             return b""
 
 
-class Templates:
-    """The process that workers are forked from, made when the first one is needed. Only runners keep one."""
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def __init__(self) -> None:
+
+class Templates:
+    """The process that workers are forked from, made when the first one is needed. Only runners keep one.
+
+    `modules`: what it imports; the first has the workers' `main`.
+    """
+
+    def __init__(self, modules: Sequence[str] = STEPS) -> None:
+        self._modules = modules
         self.are_kept = False
         self._making = threading.Lock()
         self._made: tuple[dict[str, str], Template] | None = None
@@ -131,22 +204,42 @@ class Templates:
     def keep(self) -> None:
         self.are_kept = True
 
-    def fork(self, theirs: Sequence[int], environment: dict[str, str]) -> Forked | None:
-        """Fork a worker; None where a process of its own is to be started instead."""
+    def fork(self, theirs: Sequence[int], environment: dict[str, str], more: Sequence[str] = ()) -> Forked | None:
+        """Fork a worker; None where a process of its own is to be started instead.
+
+        `more`: modules for a process that is made now.
+        """
         if not self.are_kept:
             return None
         try:
-            return self._of(environment).fork(theirs)
+            return self._of(environment, more).fork(theirs)
         except NoTemplate:
             structlog.get_logger().warning("worker.not_forked")
             self.close()
             return None
 
-    def _of(self, environment: dict[str, str]) -> Template:
+    def branch(self, environment: dict[str, str]) -> socket.socket:
+        """Fork the process itself for another one, see `adopt`; where there is none, nobody is at the other end."""
+        with self._making:
+            made = self._made
+        if made is not None and made[0] == environment:
+            with suppress(NoTemplate):
+                return made[1].branch()
+        ours, theirs = _pair()
+        theirs.close()
+        return ours
+
+    def adopt(self, environment: dict[str, str], control: socket.socket) -> None:
+        """Fork workers from what another process has branched off for us."""
+        with self._making, suppress(NoTemplate):
+            self._made = environment, Template(control)
+            self.are_kept = True
+
+    def _of(self, environment: dict[str, str], more: Sequence[str]) -> Template:
         with self._making:
             if self._made is None or self._made[0] != environment:
                 self._drop()
-                self._made = environment, Template(environment)
+                self._made = environment, Template.start(environment, (*self._modules, *more))
             return self._made[1]
 
     def close(self) -> None:

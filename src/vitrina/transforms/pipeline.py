@@ -25,6 +25,16 @@ class Taken:
     filtered: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What was found out about the steps of a run, for another process that runs them too."""
+
+    # The columns after each step; empty where no row came to tell.
+    expected: tuple[pa.Schema, ...]
+    landings: dict[str, Landing]
+    key: tuple[str, ...]
+
+
 class RunsSteps(Protocol):
     """Where the steps of a run are run: in this process, or in workers."""
 
@@ -50,6 +60,16 @@ class RunsSteps(Protocol):
     def take(self, table: pa.Table, number: int) -> Taken: ...
 
     def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]: ...
+
+    def learned(self) -> Learned: ...
+
+    def adopt(self, learned: Learned) -> None:
+        """Take over what another process found out."""
+        ...
+
+    def rejected(self) -> dict[int, int]:
+        """Count the rows that each step has rejected so far, by its order index."""
+        ...
 
     def close(self) -> None:
         """End what is running; called from another thread."""
@@ -101,6 +121,18 @@ class OwnSteps:
 
     def discover(self, sample: pa.Table) -> pa.Schema:
         return self._chain.discover(self._naturalise(sample), 1)
+
+    def learned(self) -> Learned:
+        found = [step.expected for step in self._chain.steps]
+        return Learned(tuple(known for known in found if known is not None), self.landings, self.key)
+
+    def adopt(self, learned: Learned) -> None:
+        self.landings, self.key = learned.landings, learned.key
+        for step, expected in zip(self._chain.steps, learned.expected, strict=False):
+            step.expected = expected
+
+    def rejected(self) -> dict[int, int]:
+        return {step.order_index: step.letters for step in self._chain.steps}
 
     def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]:
         """Return the input and the output of each step."""

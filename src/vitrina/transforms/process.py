@@ -2,7 +2,6 @@
 
 import contextvars
 import fcntl
-import fnmatch
 import mmap
 import os
 import signal
@@ -11,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +22,8 @@ from vitrina.transforms import forking, progress, wire
 from vitrina.transforms.progress import Place
 from vitrina.transforms.wire import Message
 
+# The name of the thread that waits for a worker's end.
+ENDING = "worker-end"
 _LOOK_SECONDS = 0.05
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
@@ -35,14 +36,6 @@ IMPORT_SECONDS = 120.0
 # These begin with an import.
 _IMPORTING = ("describe", "plan", "source")
 
-# What any program needs to find its files, its language and its time zone. Nothing else is inherited.
-_PLAIN_NAMES = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LC_*"),
-    *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS"),
-    *("VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
-    *("OMP_NUM_THREADS", "ARROW_*", "POLARS_MAX_THREADS"),
-)
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -53,16 +46,6 @@ class Limits:
     # Names of variables of the environment, `*` for any characters, that steps are given besides the plain ones.
     environment: tuple[str, ...] = ()
     output_lines: int = 500
-
-
-def environment_of(names: Iterable[str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Choose the variables that a worker is started with."""
-    patterns = (*_PLAIN_NAMES, *names)
-    return {
-        name: value
-        for name, value in inherited.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
 
 
 # --- starting ------------------------------------------------------------------------------------------------------
@@ -120,9 +103,9 @@ def start(environment: dict[str, str]) -> Started:
     return Started(process, requests, replies, output, life, place)
 
 
-def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
+def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> forking.Group:
     *descriptors, output = theirs
-    return _Group(
+    return forking.Group(
         subprocess.Popen(
             [sys.executable, "-P", "-m", "vitrina.transforms.worker", *map(str, descriptors), *sys.path],
             stdin=subprocess.DEVNULL,
@@ -133,22 +116,6 @@ def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
             start_new_session=True,
         )
     )
-
-
-class _Group:
-    """The worker, and processes that a step started: they share its session."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.pid = process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.kill()
 
 
 # --- at work -------------------------------------------------------------------------------------------------------
@@ -177,7 +144,7 @@ class Worker:
         self._ended_because: VitrinaError | None = None
         self._deadline: float | None = None
         self._closed = threading.Event()
-        self._started = start(environment_of(limits.environment))
+        self._started = start(forking.environment_of(limits.environment))
         # With the run's names in its log lines.
         context = contextvars.copy_context()
         self._output = threading.Thread(
@@ -271,7 +238,7 @@ class Worker:
             self._ended_because = because
             self._closed.set()
         self._started.process.kill()
-        threading.Thread(target=self._bury, name="worker-end", daemon=True).start()
+        threading.Thread(target=self._bury, name=ENDING, daemon=True).start()
 
     def _bury(self) -> None:
         with suppress(subprocess.TimeoutExpired):

@@ -15,7 +15,7 @@ from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError, RequestError, RunError, StepFailed
 from vitrina.ports.batch import DeadLetter
 from vitrina.transforms import call, registry, wire
-from vitrina.transforms.pipeline import Taken
+from vitrina.transforms.pipeline import Learned, Taken
 from vitrina.transforms.process import Limits, Worker, WorkerEnded
 from vitrina.transforms.progress import Place
 from vitrina.transforms.sources import OpenSource, Yielded
@@ -139,6 +139,17 @@ class WorkerSteps:
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
         return Taken(wire.checked(rows), letters, wire.checked_names(delivered), filtered)
+
+    def learned(self) -> Learned:
+        return Learned(tuple(map(wire.unpacked_schema, self._expected)), self._landings, self.key)
+
+    def adopt(self, learned: Learned) -> None:
+        self._expected = tuple(map(wire.packed_schema, learned.expected))
+        self._landings, self.key = learned.landings, learned.key
+
+    def rejected(self) -> dict[int, int]:
+        with self._lock:
+            return dict(self._left)
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""

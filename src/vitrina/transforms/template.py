@@ -1,9 +1,10 @@
 """The process that worker processes are forked from: `python -m vitrina.transforms.template`.
 
-A worker's imports cost a quarter of a second of CPU, a fork a few milliseconds. This process has imported what a worker
-needs, and nothing of the user's. It runs no step and starts no thread, so that a fork of it is whole.
+A worker's imports cost a quarter of a second of CPU or more, a fork a few milliseconds. This process has imported what
+a worker needs, and nothing of the user's. It runs no step and starts no thread, so that a fork of it is whole.
 """
 
+import importlib
 import json
 import os
 import select
@@ -13,17 +14,24 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
-from vitrina.transforms import worker
-
-# Requests, replies, life, place, output.
-DESCRIPTORS = 5
+# At most, of one worker: its own, and its output.
+DESCRIPTORS = 8
 
 
 def main(arguments: Sequence[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
-    sys.path[:] = arguments[1:]
+    sys.path[:] = arguments[2:]
+    # The first has the workers' `main`.
+    worker, *_ = (importlib.import_module(name) for name in arguments[1].split(","))
+    _serve(worker, control)
+
+
+def _serve(worker: ModuleType, control: socket.socket) -> None:
+    """Fork what is asked for until the other end is closed."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -34,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
         if wake in ready:
             os.read(wake, 4096)
             _tell_ended(control)
-        if control.fileno() in ready and not _fork(control, (wake, woken)):
+        if control.fileno() in ready and not _fork(worker, control, (wake, woken)):
             return
 
 
@@ -44,32 +52,50 @@ def _count_threads() -> int:
     return sum(name != "jemalloc_bg_thd" for name in names)
 
 
-def _fork(control: socket.socket, wakers: Sequence[int]) -> bool:
-    """Fork a worker with the descriptors that were sent; False when the runner is gone."""
+def _fork(worker: ModuleType, control: socket.socket, wakers: Sequence[int]) -> bool:
+    """Fork a worker with the descriptors that were sent, or another of us; False when the runner is gone."""
     message, given, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
     if not message:
         return False
     pid = os.fork()
+    if pid == 0 and message == b"t":
+        _become_template(worker, control, wakers, given)
     if pid == 0:
-        _become_worker(control, wakers, given)
+        _become_worker(worker, control, wakers, given)
     for descriptor in given:
         os.close(descriptor)
     _say(control, "started", pid=pid)
     return True
 
 
-def _become_worker(control: socket.socket, wakers: Sequence[int], given: Sequence[int]) -> None:
+def _become_template(
+    worker: ModuleType, control: socket.socket, wakers: Sequence[int], given: Sequence[int]
+) -> NoReturn:
+    """Serve another process: its workers are our children, and end with us."""
+    _let_go(control, wakers)
+    [descriptor] = given
+    _serve(worker, socket.socket(fileno=descriptor))
+    os._exit(0)
+
+
+def _become_worker(worker: ModuleType, control: socket.socket, wakers: Sequence[int], given: Sequence[int]) -> None:
+    _let_go(control, wakers)
+    *theirs, output = given
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    sys.argv[1:] = [*map(str, theirs), *sys.path]
+    worker.main(sys.argv[1:])
+
+
+def _let_go(control: socket.socket, wakers: Sequence[int]) -> None:
+    """Leave what is the template's own, in a process that was forked from it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     control.close()
-    *theirs, output = given
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    for descriptor in (*wakers, output):
+    for descriptor in wakers:
         os.close(descriptor)
-    sys.argv[1:] = [*map(str, theirs), *sys.path]
-    worker.main(sys.argv[1:])
 
 
 def _tell_ended(control: socket.socket) -> None:

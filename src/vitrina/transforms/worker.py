@@ -4,21 +4,13 @@ It is given messages on one descriptor and answers on another. It has no connect
 runner's settings; what a step wants to look up is asked of the runner.
 """
 
-import faulthandler
-import fcntl
-import gc
 import mmap
 import os
-import resource
-import select
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -27,14 +19,12 @@ import pyarrow as pa
 from vitrina.ports.batch import DeadLetter
 from vitrina.transforms import chain, progress, registry, sources, wire
 from vitrina.transforms.chain import Chain, PlannedStep
+from vitrina.transforms.child_process import be_modest, end_with_runner
 from vitrina.transforms.context import SourceContext, StepContext
 from vitrina.transforms.pipeline import OwnSteps
 from vitrina.transforms.registry import Registered, Registry
 from vitrina.transforms.to_target import Landing
 from vitrina.transforms.wire import Message
-
-# The kernel looks for memory here before it ends the runner.
-_OOM_SCORE = "500"
 
 Handler = Callable[[Message], Message]
 
@@ -227,8 +217,8 @@ def main(arguments: Sequence[str]) -> None:
     for descriptor in (requests, replies, life, place):
         os.set_inheritable(descriptor, False)
     os.register_at_fork(after_in_child=partial(_let_go, requests, replies))
-    _end_with_runner(life)
-    _be_modest()
+    end_with_runner(life)
+    be_modest()
     progress.keep_in(memoryview(mmap.mmap(place, progress.SIZE)))
     sys.path[:] = arguments[4:]
     for stream in (sys.stdout, sys.stderr):
@@ -242,25 +232,6 @@ def _let_go(*descriptors: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(nothing, descriptor, inheritable=False)
-
-
-def _end_with_runner(life: int) -> None:
-    """Let the kernel end this process, whatever a step is doing, when the runner closes its end of the pipe."""
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life], [], [], 0)[0]:
-        os._exit(0)  # it was closed before we could ask to be told
-
-
-def _be_modest() -> None:
-    faulthandler.enable()
-    # As in the runner: what is there now stays, and rows come by the batch.
-    gc.freeze()
-    gc.set_threshold(100_000, 20)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would hold rows
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 if __name__ == "__main__":

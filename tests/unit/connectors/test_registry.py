@@ -108,7 +108,7 @@ class NoSchema(BaseModel):
         (replace(LAKE, schemes=("https",)), "its scheme 'https' is reserved"),
         (replace(LAKE, prefix="es"), "its prefix 'es' belongs to the connector 'search'"),
         (replace(LAKE, name="Lake"), "its name 'Lake' is not lower-case letters"),
-        (replace(LAKE, open_source=None, open_target=None), "it opens neither a source nor a target"),
+        (replace(LAKE, open_source=None, open_target=None), "it opens neither a source nor a target nor an engine"),
         (replace(LAKE, prefix=None), "it opens targets but names no prefix for them"),
         (replace(LAKE, options=NoSchema), "PydanticInvalidForJsonSchema"),
         (replace(LAKE, target_name="("), "PatternError" if hasattr(__import__("re"), "PatternError") else "error"),

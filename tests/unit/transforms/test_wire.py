@@ -10,7 +10,7 @@ import pytest
 from vitrina.errors import FatalError, LeaseLost, RunError, StepFailed, TransientError
 from vitrina.ports.batch import DeadLetter
 from vitrina.transforms import wire
-from vitrina.transforms.process import environment_of
+from vitrina.transforms.forking import environment_of
 
 
 class Upstream(TransientError):

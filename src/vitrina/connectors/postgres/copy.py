@@ -1,10 +1,11 @@
 """Rows that no step changes, on their way to another database: lines of COPY, passed on without parsing."""
 
+import math
 import re
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 
 import psycopg
@@ -56,7 +57,13 @@ class CopySource:
         batch_size: Callable[[], int],
         max_value_bytes: int,
         max_snapshot_seconds: float | None = None,
+        snapshot: str | None = None,
+        is_one_part: bool = False,
     ) -> None:
+        # One that another session holds; else the reader's own.
+        self._snapshot = snapshot
+        # However wide the lines are: whoever reads a range wants it as one part.
+        self._is_one_part = is_one_part
         self._max_value_bytes = max_value_bytes
         self._reader = reader
         self._sink = sink
@@ -75,7 +82,7 @@ class CopySource:
         number, position, reopened = first_number, after, False
         while True:
             age = Age(self._max_snapshot_seconds)
-            with copy_out(self._reader, self._select(self._stages[0], position), self._bounds.settings) as pieces:
+            with self._copied(position) as pieces:
                 lines = Lines(pieces, self._places(self._stages[0]))
                 while lines.waiting:
                     started, watch = time.monotonic(), Stopwatch()
@@ -91,6 +98,10 @@ class CopySource:
             if not lines.waiting:
                 return
             reopened = True
+
+    def _copied(self, position: Position | None) -> AbstractContextManager[Iterator[list["Line"]]]:
+        statement = self._select(self._stages[0], position)
+        return copy_out(self._reader, statement, self._bounds.settings, self._snapshot)
 
     def close(self) -> None:
         with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
@@ -127,7 +138,7 @@ class CopySource:
         rows = 0
         try:
             with self._sink.cursor() as cursor, cursor.copy(statement) as copy:
-                for piece in lines.batch(self._batch_size()):
+                for piece in lines.batch(self._batch_size(), of_any_size=self._is_one_part):
                     self._refuse_large(stage, piece[-1])
                     rows += len(piece)
                     _send(copy, piece, tag)
@@ -196,13 +207,14 @@ class Lines:
             return None
         return tuple(map(_unescaped, self._last))
 
-    def batch(self, wanted_rows: int) -> Iterator[list[Line]]:
+    def batch(self, wanted_rows: int, *, of_any_size: bool = False) -> Iterator[list[Line]]:
         """Yield at least `wanted_rows` lines or MAX_BATCH_BYTES, then up to the end of their position.
 
         The next piece is read when the caller is done with this one.
         """
         rows = size = 0
-        while self.waiting and not (self._places and (rows >= wanted_rows or size >= MAX_BATCH_BYTES)):
+        max_bytes = math.inf if of_any_size else MAX_BATCH_BYTES
+        while self.waiting and not (self._places and (rows >= wanted_rows or size >= max_bytes)):
             if self._places and len(self.waiting) > wanted_rows - rows:
                 piece, self.waiting = self.waiting[: wanted_rows - rows], self.waiting[wanted_rows - rows :]
             else:
@@ -226,11 +238,13 @@ class Lines:
 
 
 @contextmanager
-def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, str]) -> Iterator[Iterator[list[Line]]]:
+def copy_out(
+    reader: SqlReader, statement: Composable, settings: Mapping[str, str], snapshot: str | None = None
+) -> Iterator[Iterator[list[Line]]]:
     """Yield the query's rows as COPY writes them, in pieces. The caller may stop in the middle."""
     connection = reader.connection
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
-    with reader.reading(settings):
+    with reader.reading(settings, snapshot):
         try:
             yield _translated(_noticing_long_lines(reader, pieces(connection, text)))
         finally:

@@ -27,6 +27,7 @@ from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.query_window import QueryWindow
+from vitrina.connectors.postgres.range_workers import CopyHandle, StageHandle
 from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
@@ -86,6 +87,7 @@ class MartTarget(BaseTarget):
 
     form: Form = "exact"
     loads_first_pass = True
+    takes_ranges = True
     corrects = True
 
     def __init__(self, opening: MartOpening) -> None:
@@ -374,6 +376,13 @@ class StageLoad(BaseLoad):
     def writer(self) -> AbstractContextManager[Writer]:
         return self._target.stager(self.stages)
 
+    def handle(self) -> StageHandle:
+        """Describe the stage for processes that fill it."""
+        self._target.date_snapshot()
+        opening = self._target.opening
+        claim, name = opening.claim, opening.definition.options.target_connection
+        return StageHandle(name, claim.session_name, self.stages, claim.epoch, opening.name)
+
     def commit(self, part: Part, fence: Fence) -> None:
         """Let the staged batch count: move the checkpoint and check the fence, nothing else."""
         at = self._writer.snapshot_at
@@ -592,6 +601,12 @@ class PostgresShortcut:
             else:
                 snapshot = self._snapshot(window, route, sessions)
                 yield self._by_postgres(load.stages, window, route, second, snapshot)
+
+    def handle(self, load: Load, window: Window, route: Route) -> CopyHandle:
+        """Describe how rows are copied, for processes that copy a range each."""
+        if not isinstance(load, StageLoad):
+            raise TypeError(f"ranges are copied into a stage, not {load}")
+        return CopyHandle(self._source.handle(window), load.handle(), self._paging(window, route).staged_as)
 
     def correct(self, load: Load, moment: Moment, stale: Stale, number: int, fence: Fence) -> Counts:
         """Pass the rows of stale keys on as COPY writes them, and show them in one transaction."""

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +19,8 @@ from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
 from vitrina.store import database
 from vitrina.store.database import Connection
+
+Lend = Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
 
 
 class OpenedQuery:
@@ -34,7 +38,10 @@ class OpenedQuery:
         metastore: Connection,
         found: Checkpoint,
         backfill: dict[str, Any] | None,
+        lend: Lend | None = None,
     ) -> None:
+        # A session for a part of the run, which ends with the lease.
+        self._lend = lend
         self.definition = definition
         self.settings = settings
         self.judged = judged

@@ -27,6 +27,7 @@ def open_source(opening: Opening) -> QuerySource:
         metastore=inside.metastore,
         found=inside.checkpoint,
         backfill=asked if definition.mode == "incremental" else None,
+        lend=inside.lend,
     )
 
 

@@ -172,6 +172,18 @@ class SharedSnapshot:
         self._age: Age | None = None
         self.name = ""
 
+    @property
+    def is_old(self) -> bool:
+        return self._age is not None and self._age.is_over
+
+    def is_held(self) -> bool:
+        """Ask the server whether the session that holds the snapshot is still in its transaction."""
+        try:
+            self._holder.execute("SELECT")
+        except psycopg.Error:
+            return False
+        return True
+
     def renew(self) -> bool:
         """Replace a snapshot that is too old, and tell whether an earlier one was given up.
 

@@ -1,6 +1,7 @@
 """A source that is a query: described, admitted, read in windows, and asked again for single rows."""
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -9,19 +10,23 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from vitrina import explain, sqlguard
-from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
+from vitrina.connectors.postgres import advice, cursor_facts, key_ranges, plan_check, query_pass, rescan, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.opened_query import OpenedQuery
+from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.query_window import QueryWindow
+from vitrina.connectors.postgres.range_workers import QueryHandle, origin_of
 from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Extent
 from vitrina.ports.live import Derivation
+from vitrina.ports.ranges import Cut, KeyRange
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
+from vitrina.store import database
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +70,15 @@ class QuerySource(OpenedQuery):
             estimated_rows=int(plan[0]["Plan"]["Plan Rows"]),
             outline=explain.outline(plan),
         )
+
+    @property
+    def plan(self) -> plan_check.Plan:
+        """Return how the server would run the query; known once it is described."""
+        return self._admitted.plan if self._admitted else []
+
+    @property
+    def estimated_rows(self) -> int:
+        return int(self.plan[0]["Plan"]["Plan Rows"]) if self.plan else 0
 
     @property
     def is_pageable(self) -> bool:
@@ -223,6 +237,44 @@ class QuerySource(OpenedQuery):
             needs_position=self.definition.final_target if form == "natural" else None,
         ).batches(window.after)
 
+    # --- ranges of the key -----------------------------------------------------------------------------------------
+
+    def plan_cut(self, order: Sequence[str], ranges: int, workers: int) -> Cut:
+        return key_ranges.plan_cut(self, order, ranges, workers)
+
+    def split(self, order: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:
+        return key_ranges.split(self, order, within, ranges)
+
+    @contextmanager
+    def share(self, window: Window) -> Iterator[SharedSnapshot]:
+        if self._lend is None:
+            raise FatalError("a query that is only looked at shares no snapshot")
+        patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
+        with self._lend(self.reader_url, self.definition.source_connection, patient) as holder:
+            shared = SharedSnapshot(holder, self.max_snapshot_seconds(window))
+            shared.renew()
+            yield shared
+
+    def handle(self, window: Window) -> QueryHandle:
+        return QueryHandle(
+            self.definition.source_connection,
+            self.session_name,
+            self._session_settings() | database.READ_ONLY,
+            self.query,
+            self.result,
+            self.bounds_of(window),
+            self.order_of(window),
+            self.definition.final_target,
+            origin_of(self.reader.connection),
+        )
+
+    def _session_settings(self) -> dict[str, str]:
+        names = ["lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "search_path"]
+        found = self.reader.connection.execute(
+            "SELECT name, pg_catalog.current_setting(name) AS value FROM unnest(%s::text[]) AS name", [names]
+        )
+        return {row["name"]: row["value"] for row in found}
+
     def close(self) -> None:
         self.reader.cancel_stream()
         self.reader.connection.close()
@@ -232,6 +284,9 @@ class QuerySource(OpenedQuery):
             return window.bounds
         if window.keys is not None:
             return Bounds(only=single_rows.have_keys(self, window.order, window.keys))
+        return self.everything()
+
+    def everything(self) -> Bounds:
         return cursor_facts.all_rows(self)
 
     def order_of(self, window: Window) -> Order:

@@ -16,7 +16,7 @@ from psycopg.sql import Literal as Value
 
 from vitrina import sqlguard
 from vitrina.connectors.postgres.cursor import Cursor
-from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
+from vitrina.errors import Disconnected, SnapshotGone, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Position
 from vitrina.ports.schema import Column
 from vitrina.sentences import say
@@ -68,6 +68,7 @@ class Bounds:
     since: str | None = None  # inclusive
     until: str | None = None  # exclusive
     after: Position | None = None  # exclusive, in the order of the columns read by
+    upto: Position | None = None  # inclusive, in the same order
     only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
     nulls: Literal["left out", "included", "alone"] = "left out"  # rows whose cursor is NULL
 
@@ -119,6 +120,16 @@ class Order:
             same.append(SQL("{} IS NULL").format(self.columns[place]))
             alternatives.append(SQL(" AND ").join([*same, SQL("({})").format(rest.behind(after[place + 1 :]))]))
         return SQL("({})").format(SQL(" OR ").join(alternatives)) if alternatives else SQL("FALSE")
+
+    def upto(self, last: Position) -> Composable:
+        """Build the condition for all other rows: those at this position, which has no NULL, or before it."""
+        pairs = self._pairs(last)
+        columns, values = (SQL(", ").join(part) for part in zip(*pairs, strict=True))
+        if not any(self.nullable):
+            return SQL("({}) <= ({})").format(columns, values)
+        # As in `_greater`, the first condition is for the index; it follows from the second.
+        first = SQL("{} <= {}").format(*pairs[0])
+        return SQL("{} AND (({}) > ({})) IS FALSE").format(first, columns, values)
 
     def _greater(self, after: Position) -> Composable:
         pairs = self._pairs(after)
@@ -189,6 +200,8 @@ class Query:
         conditions = [*self._range(bounds), *([bounds.only] if bounds.only else [])]
         if bounds.after is not None:
             conditions.append(order.behind(bounds.after))
+        if bounds.upto is not None:
+            conditions.append(order.upto(bounds.upto))
         return SQL("{head} SELECT {outputs} FROM {source} AS q{where}{order}{limit}").format(
             head=head,
             outputs=SQL(", ").join(outputs),
@@ -231,13 +244,25 @@ class SqlReader:
         self.ends_with_run = False
 
     @contextmanager
-    def reading(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[None]:
-        """Open a transaction that reads and is never committed. Settings that a query changes in it are undone too."""
+    def reading(self, settings: Mapping[str, str] = NO_SETTINGS, snapshot: str | None = None) -> Iterator[None]:
+        """Open a transaction that reads and is never committed. Settings that a query changes in it are undone too.
+
+        `snapshot`: one that another session has exported.
+        """
         with self.connection.transaction(force_rollback=True):
             self.connection.execute("SET TRANSACTION READ ONLY")
+            if snapshot is not None:
+                self._enter(snapshot)
             for name, value in settings.items():
                 self.connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
             yield
+
+    def _enter(self, snapshot: str) -> None:
+        self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        try:
+            self.connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)))
+        except psycopg.Error as exc:
+            raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
 
     def describe(self, judged: Judged) -> list[Column]:
         """Describe names and types of the result without running the query."""
@@ -376,9 +401,7 @@ class SqlReader:
                 cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
                 self._streaming = cursor
                 if snapshot is not None:
-                    with connection.cursor() as beginning:
-                        beginning.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                        beginning.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)).as_string(None))
+                    _begin_in(connection, snapshot)
                 cursor.execute(text)
                 # Not fetch_record_batch(): its reader forgets the SQLSTATE of what goes wrong behind the first rows.
                 handle = cursor.fetch_arrow()
@@ -418,6 +441,18 @@ class Explained:
 
     plan: list[dict[str, Any]]
     opened: tuple[int, ...]
+
+
+def _begin_in(connection: Any, snapshot: str) -> None:
+    """Begin a transaction of the Arrow driver in a snapshot that another session holds."""
+    import adbc_driver_manager
+
+    with connection.cursor() as beginning:
+        beginning.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            beginning.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)).as_string(None))
+        except adbc_driver_manager.Error as exc:
+            raise SnapshotGone(say("run.snapshot_gone", message=" ".join(str(exc).split()))) from exc
 
 
 def _parsed(plan: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Rows that travel: read as Arrow from a query, copied as Arrow into a stage."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.connectors.postgres import wide_rows
 from vitrina.connectors.postgres.prefetch import prefetched
-from vitrina.connectors.postgres.source import Age, Bounds, Order, Query, SqlReader, arrow_url, column
+from vitrina.connectors.postgres.source import NO_SETTINGS, Age, Bounds, Order, Query, SqlReader, arrow_url, column
 from vitrina.connectors.postgres.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
@@ -51,8 +51,13 @@ class ArrowReader:
         max_value_bytes: int,
         max_snapshot_seconds: float | None = None,
         needs_position: str | None = None,
+        snapshot: str | None = None,
+        settings: Mapping[str, str] = NO_SETTINGS,
     ) -> None:
         self._reader = reader
+        # One that another session holds; else the stream's own.
+        self._snapshot = snapshot
+        self._settings = {**bounds.settings, **settings}
         self._query = query
         self._bounds = bounds
         self._outputs = outputs
@@ -70,7 +75,7 @@ class ArrowReader:
             age, is_complete = Age(self._max_snapshot_seconds), True
             # The tables are closed before the stream is: their thread reads from there.
             with (
-                self._reader.stream(self._select(position), self._bounds.settings) as stream,
+                self._reader.stream(self._select(position), self._settings, snapshot=self._snapshot) as stream,
                 closing(self._cut(stream)) as tables,
             ):
                 watch = Stopwatch()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import structlog
 
 from vitrina.errors import Disconnected, FatalError, SourceQueryFailed, TransientError, VitrinaError
-from vitrina.transforms import process, wire
+from vitrina.transforms import forking, process, wire
 from vitrina.transforms.wire import Message
 
 _LOOK_SECONDS = 0.05
@@ -81,7 +81,7 @@ class Reader:
         self._send(Message({"query": query, "limits": engine | {"spill": str(private.spill)}}))
 
     def _start(self, theirs: Sequence[int], folder: Path) -> "subprocess.Popen[bytes]":
-        environment = process.environment_of(())
+        environment = forking.environment_of(())
         if path := environment.get("PYTHONPATH"):  # it works in another folder
             environment["PYTHONPATH"] = os.pathsep.join(str(Path(each).absolute()) for each in path.split(os.pathsep))
         arguments = [*map(str, theirs), str(self._private.path)]

@@ -1,0 +1,222 @@
+"""One load in ranges of the key against the same load by one process: `python -m bench.parallel --rows 1000000`.
+
+A row step, a copy into another database, and a key of which 90 % is in a hundredth of its values. Each pair is taken in
+turns; CPU is that of the server and of this process with everything below it. Wall times are worth something on a
+machine that does nothing else. Writes results/parallel.json and results/parallel.md; `--name other` writes other files.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+from pydantic import SecretStr
+
+from bench import servers
+from bench.report import RESULTS, machine
+from vitrina.definition import Definition
+from vitrina.loads import local_pool
+from vitrina.loads.control import RunControl
+from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.settings import Settings
+from vitrina.status import Trigger
+from vitrina.store import database, leases, pipelines, runs, target_schema
+from vitrina.store.session_pool import SessionPool
+from vitrina.transforms import forking
+
+WORKERS = 2
+FEW = 2_000
+# Of half the CPU that one stream takes, and of all of it.
+MOST_OF_IDEAL = 1.2
+MOST_CPU = 1.1
+ROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper_rows"}
+HEAVIER_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_parse_rows"}
+ARROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load that is measured."""
+
+    name: str
+    table: str
+    step: dict[str, Any] | None = None
+    elsewhere: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = (
+    Case("row step", "films", ROW_STEP),
+    Case("row step, skewed", "skewed", ROW_STEP),
+    Case("arrow step", "films", ARROW_STEP),
+    Case("heavier row step", "films", HEAVIER_STEP),
+    Case("copy", "films", elsewhere=True),
+    Case("copy in order", "films", elsewhere=True, options={"checkpoint_rows": 100_000}),
+)
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    rows, pairs = arguments.rows, arguments.pairs
+    chosen = [case for case in CASES if not arguments.cases or case.name in arguments.cases]
+    lines: list[dict[str, Any]] = []
+    with servers.prepared({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as (prepared, _):
+        settings = _with_other_database(prepared)
+        with psycopg.connect(_admin_url(settings), autocommit=True) as admin:
+            admin.execute("CREATE SCHEMA IF NOT EXISTS content")
+            admin.execute("GRANT USAGE ON SCHEMA content TO vitrina_reader")
+            _fill(admin, rows)
+            # As in a runner: workers are forked from a process that is kept.
+            forking.templates.keep()
+            local_pool.templates.keep()
+            imports = _first_loads(settings, admin)
+            print(json.dumps({"imports": imports}), flush=True)
+            for case in chosen:
+                lines.append(_measure(settings, admin, case, rows, pairs))
+                print(json.dumps(lines[-1]), flush=True)
+            forking.templates.close()
+            local_pool.templates.close()
+    _write(lines, arguments, imports)
+
+
+def _first_loads(settings: Settings, admin: "psycopg.Connection[Any]") -> float:
+    """Load a few rows both ways: a runner imports once what its workers are forked from. Return what ranges take."""
+    case = Case("first", "few", ROW_STEP, options={"checkpoint_rows": FEW // 4})
+    _load(settings, admin, case, 1, FEW)
+    _, several, _ = _load(settings, admin, case, WORKERS, FEW)
+    _, again, _ = _load(settings, admin, case, WORKERS, FEW)
+    return round(several - again, 2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--pairs", type=int, default=1)
+    parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES], default=[])
+    parser.add_argument("--name", default="parallel")
+    return parser
+
+
+def _admin_url(settings: Settings) -> str:
+    assert settings.admin_url is not None
+    return settings.admin_url.get_secret_value()
+
+
+def _with_other_database(settings: Settings) -> Settings:
+    with psycopg.connect(_admin_url(settings), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE marts")
+    url = psycopg.conninfo.make_conninfo(_admin_url(settings), dbname="marts")
+    with database.connect(url, "bench") as other:
+        other.execute("CREATE SCHEMA analytics")
+        target_schema.prepare(other)
+    return settings.model_copy(update={"connections": {"marts": SecretStr(url)}, "transforms": "bench.steps"})
+
+
+def _fill(admin: "psycopg.Connection[Any]", rows: int) -> None:
+    shape = "id bigint PRIMARY KEY, title text, rating numeric(3, 1), votes int, modified timestamptz"
+    values = "'Film ' || i, (i % 100) / 10.0, i % 1000, now()"
+    for name, key, count in (
+        ("few", "i", FEW),
+        ("films", "i", rows),
+        ("skewed", f"CASE WHEN i % 10 = 0 THEN i * 1000 ELSE {rows}::bigint * 500 + i END", rows),
+    ):
+        admin.execute(f"CREATE TABLE content.{name} ({shape})")
+        admin.execute(f"INSERT INTO content.{name} SELECT {key}, {values} FROM generate_series(1, {count}) AS i")
+        admin.execute(f"VACUUM ANALYZE content.{name}")
+    admin.execute("GRANT SELECT ON ALL TABLES IN SCHEMA content TO vitrina_reader")
+    admin.execute("CHECKPOINT")
+
+
+def _measure(settings: Settings, admin: "psycopg.Connection[Any]", case: Case, rows: int, pairs: int) -> dict[str, Any]:
+    taken: dict[int, list[tuple[float, float]]] = {1: [], WORKERS: []}
+    paging = {}
+    for _ in range(pairs):
+        for workers, found in taken.items():
+            seconds, cpu, paging[workers] = _load(settings, admin, case, workers, rows)
+            found.append((seconds, cpu))
+    figures = {
+        str(workers): {
+            "seconds": round(statistics.median(wall for wall, _ in found), 2),
+            "cpu_seconds": round(statistics.median(cpu for _, cpu in found), 2),
+            "paging": paging[workers],
+        }
+        for workers, found in taken.items()
+    }
+    alone, several = figures["1"], figures[str(WORKERS)]
+    ratios = {name: round(several[name] / alone[name], 2) for name in ("seconds", "cpu_seconds")}
+    of_ideal = round(several["seconds"] / (alone["cpu_seconds"] / WORKERS), 2)
+    return {"case": case.name, "by": figures, "ratio": ratios, "of_ideal": of_ideal}
+
+
+def _load(
+    settings: Settings, admin: "psycopg.Connection[Any]", case: Case, workers: int, rows: int
+) -> tuple[float, float, str]:
+    name = f"{case.table}_{uuid4().hex[:8]}"
+    query = f"SELECT id, title, rating, votes, modified FROM content.{case.table}"
+    tasks = [{"order_index": 0, "task_type": "SQL", "body": query}, case.step] if case.step else None
+    options = case.options | {"parallel": workers} | ({"target_connection": "marts"} if case.elsewhere else {})
+    source = {"tasks": tasks} if tasks else {"source_query": query}
+    definition = Definition.model_validate(
+        {"name": name, "target_table": f"analytics.{name}", "target_key": ["id"], "options": options, **source}
+    )
+    with database.connect(settings.require_database_url(), "bench") as metastore:
+        pipeline_id = pipelines.insert(metastore, definition, pipeline_id=None, managed_by=None)
+        pipelines.request_run(metastore, pipeline_id, trigger=Trigger.API)
+        claim = leases.claim_next(metastore, uuid4(), settings.lease_ttl_seconds)
+        assert claim is not None
+        pool = SessionPool(most=20, idle_seconds=60.0)
+        before, began = _cpu(admin), time.monotonic()
+        PipelineDispatcher(settings, pool=pool).work(claim, RunControl(3600.0, threading.Event()))
+        seconds, cpu = time.monotonic() - began, _cpu(admin) - before
+        pool.close()
+        run = runs.find_current(metastore, pipeline_id)
+        assert run is not None
+        assert (run["status"], run["rows_read"]) == ("SUCCESS", rows), run["error_message"]
+        return seconds, cpu, str(run["metrics"]["paging"])
+
+
+def _write(lines: list[dict[str, Any]], arguments: argparse.Namespace, imports: float) -> None:
+    about = {
+        "machine": machine(),
+        "rows": arguments.rows,
+        "pairs": arguments.pairs,
+        "workers": WORKERS,
+        "imports": imports,
+    }
+    (RESULTS / f"{arguments.name}.json").write_text(json.dumps({**about, "lines": lines}, indent=2) + "\n")
+    text = (
+        f"# One load by {WORKERS} processes\n\nSeconds, and seconds of CPU of both databases and the runner with its"
+        f" processes; {arguments.rows:,} rows, medians of {arguments.pairs} pairs. Wanted of row steps: at most"
+        f" {MOST_OF_IDEAL} times half of the CPU of one stream, and {MOST_CPU} times its CPU."
+        f" The first load in ranges of a runner takes {imports} s of CPU more, for imports.\n\n"
+        "| load | one stream | CPU | in ranges | CPU | CPU, times | time, of the ideal | met |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+    )
+    (RESULTS / f"{arguments.name}.md").write_text(text + "".join(map(_row, lines)))
+
+
+def _row(line: dict[str, Any]) -> str:
+    alone, several = line["by"]["1"], line["by"][str(WORKERS)]
+    met = line["of_ideal"] <= MOST_OF_IDEAL and line["ratio"]["cpu_seconds"] <= MOST_CPU
+    told = "yes" if met else "**no**"
+    if several["paging"] != "key ranges":
+        told = "not cut"
+    return (
+        f"| {line['case']} | {alone['seconds']} | {alone['cpu_seconds']} | {several['seconds']} |"
+        f" {several['cpu_seconds']} | {line['ratio']['cpu_seconds']} | {line['of_ideal']} | {told} |\n"
+    )
+
+
+def _cpu(admin: "psycopg.Connection[Any]") -> float:
+    server = servers.parent(admin.info.backend_pid)
+    return servers.tree_cpu_seconds(server) + servers.tree_cpu_seconds(os.getpid())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The engine of a cluster: attempts at ranges are tasks of a Spark job, which Spark schedules and tries again.
+
+The driver names one attempt for each range; only that one counts. Rows that other attempts wrote have other part
+numbers, so they never count, and go with the stage.
+"""
+
+import pickle
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from vitrina.connectors.spark import answers, cluster, executor, shipping
+from vitrina.connectors.spark.executor import FillRanges, Numbers
+from vitrina.errors import FatalError, TransientError, VitrinaError
+from vitrina.ports.ranges import EngineOpening, Result, Task
+from vitrina.ports.worker_errors import unpacked
+from vitrina.sentences import say
+
+_LOOK_SECONDS = 0.2
+_LOGGED = ("debug", "info", "warning", "error", "exception")
+# How long ending a job may take; a server that does not answer is not waited for.
+_PATIENCE_SECONDS = 5.0
+# Settings that executors are told. They hold no secret; everything else is of the executor's own environment.
+_PLAIN = ("transforms", "step_env", "max_value_mb", "merge_memory_mb", "connect_timeout_seconds")
+
+
+class SparkEngine:
+    """Run what is submitted as one job; what is submitted meanwhile is the next one."""
+
+    def __init__(self, opening: EngineOpening) -> None:
+        self._opening = opening
+        self._waiting: list[Task] = []
+        self._job: _Job | None = None
+        self._is_over = False
+
+    def submit(self, task: Task) -> None:
+        self._waiting.append(task)
+
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        while self._waiting:
+            tasks, self._waiting = self._waiting, []
+            job = _Job(self._opening, tasks, self._opening.reserve(executor.NUMBERS))
+            self._job = job
+            job.start()
+            if self._is_over:
+                job.cancel()
+            yield from job.results(check)
+            job.close()
+
+    def cancel(self) -> None:
+        self._is_over = True
+        if self._job is not None:
+            self._job.cancel()
+
+
+class _Job:
+    """One Spark job, collected by a thread of its own."""
+
+    def __init__(self, opening: EngineOpening, tasks: list[Task], first_number: int) -> None:
+        self._opening = opening
+        self._left = dict(enumerate(tasks))
+        self._first_number = first_number
+        self._tag = f"vitrina-{uuid4().hex}"
+        self._found: queue.SimpleQueue[tuple[int, bytes] | VitrinaError | None] = queue.SimpleQueue()
+        self._session: Any = None
+        self._is_over = threading.Event()
+        self._is_recalled = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._collect, name="spark", daemon=True).start()
+
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        """Yield each range once, as its answer comes; then those that none came for."""
+        while not self._is_recalled and (found := self._next(check)) is not None:
+            if isinstance(found, VitrinaError):
+                yield from self._given_up(found)
+                return
+            yield self._result(*found)
+        yield from self._given_up(TransientError(say("run.spark_no_answer")))
+
+    def _next(self, check: Callable[[], bool]) -> tuple[int, bytes] | VitrinaError | None:
+        while not self._is_recalled:
+            with suppress(queue.Empty):
+                return self._found.get(timeout=_LOOK_SECONDS)
+            if check():
+                self._recall()
+        return None
+
+    def _recall(self) -> None:
+        """End the job; the ranges that no answer has come for are given back."""
+        self._is_recalled = True
+        self.cancel()
+
+    def _result(self, place: int, answer: bytes) -> Result:
+        task = self._left.pop(place, None)
+        if task is None:
+            raise FatalError("the cluster has answered twice for one range of the key")
+        lines, filled, error = answers.read(answer)
+        for method, fields in lines:
+            if method in _LOGGED:
+                getattr(structlog.get_logger(), method)(fields.pop("event", ""), **fields)
+        return Result(task, filled, unpacked(error) if error else None)
+
+    def _given_up(self, error: VitrinaError) -> Iterator[Result]:
+        while self._left:
+            _, task = self._left.popitem()
+            yield Result(task, error=error, is_recalled=self._is_recalled)
+
+    # --- with the server, in the job's own thread ---------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        try:
+            with cluster.translated():
+                self._session = cluster.connect(self._opening.url)
+                # Of this thread: what it sends can be interrupted by it.
+                self._session.addTag(self._tag)
+                self._ship()
+                for row in self._frame().toLocalIterator():
+                    self._found.put((row["place"], bytes(row["answer"])))
+        except VitrinaError as exc:
+            self._found.put(exc)
+        finally:
+            self._found.put(None)
+            if self._is_over.is_set():
+                self._stop()  # whoever cancelled may have seen no session yet
+
+    def _ship(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            packed = shipping.archive(self._opening.settings.transforms, Path(directory))
+            if packed is not None:
+                self._session.addArtifacts(str(packed), pyfile=True)
+
+    def _frame(self) -> Any:
+        answer = cluster.ask(self._session)
+        cluster.require_fitting(answer.versions)
+        self._refuse_cancelled()
+        rows = [(place, pickle.dumps(task)) for place, task in self._left.items()]
+        numbers = Numbers(self._first_number, answer.attempt)
+        proof = executor.proof_of(self._opening.settings)
+        handle = pickle.dumps(self._opening.handle)
+        fill = FillRanges(handle, self._plain(), numbers, proof, self._opening.redactor_of)
+        sent = self._session.createDataFrame(rows, executor.TASKS)
+        # By its place: adaptive execution would join small partitions, and ranges would wait for each other.
+        return sent.repartitionById(len(rows), "place").mapInArrow(fill, executor.ANSWERS)
+
+    def _plain(self) -> dict[str, Any]:
+        return {name: getattr(self._opening.settings, name) for name in _PLAIN}
+
+    def _refuse_cancelled(self) -> None:
+        if self._is_over.is_set():
+            raise TransientError("the job was cancelled before it began")
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End the job, its tasks and their sessions; from any thread, and more than once."""
+        if not self._is_over.is_set():
+            self._is_over.set()
+            ending = threading.Thread(target=self._interrupt, name="spark-end", daemon=True)
+            ending.start()
+            ending.join(_PATIENCE_SECONDS)
+
+    def _interrupt(self) -> None:
+        if self._session is not None:
+            with suppress(Exception):
+                self._session.interruptTag(self._tag)
+        self._stop()
+
+    def close(self) -> None:
+        """Let go of the session, with the steps that were sent to it."""
+        if self._session is not None:
+            threading.Thread(target=self._stop, name="spark-end", daemon=True).start()
+
+    def _stop(self) -> None:
+        if self._session is not None:
+            with suppress(Exception):
+                self._session.stop()

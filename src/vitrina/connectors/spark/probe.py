@@ -1,0 +1,28 @@
+"""What an executor says of itself. It is sent as code, so that it answers where Vitrina is missing, too."""
+
+from collections.abc import Iterator
+from typing import Any
+
+SCHEMA = "attempt long, versions string"
+
+
+def probe(batches: Iterator[Any]) -> Iterator[Any]:
+    """Answer with the number of this attempt, and the versions of what a load needs, as JSON."""
+    import json
+    import platform
+    from importlib import metadata
+
+    import pyarrow as pa
+    from pyspark import TaskContext
+
+    found = {"python": platform.python_version()}
+    for name in ("vitrina", "pyarrow", "psycopg"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None  # type: ignore[assignment]
+    for _ in batches:
+        pass
+    context = TaskContext.get()
+    attempt = context.taskAttemptId() if context else 0
+    yield pa.RecordBatch.from_pydict({"attempt": [attempt], "versions": [json.dumps(found)]})

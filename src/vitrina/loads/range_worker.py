@@ -1,0 +1,112 @@
+"""A process that loads ranges of the key for one run: `python -m vitrina.loads.range_worker`.
+
+It is a part of the runner, with sessions of its own. What it opens, and the tasks, come over a pipe that only the
+runner has; each answer says what came of a task. Steps that do not ship with Vitrina run in a process below it.
+"""
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, MutableMapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import structlog
+
+from vitrina.observe import logs
+from vitrina.ports.ranges import Filler, FillHandle, Task
+from vitrina.ports.worker_errors import packed
+from vitrina.settings import Settings
+from vitrina.store import database
+from vitrina.transforms import forking, process
+from vitrina.transforms.child_process import be_modest, end_with_runner
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    line, life, control = map(int, arguments[:3])
+    for descriptor in (line, life, control):
+        os.set_inheritable(descriptor, False)
+    end_with_runner(life)
+    be_modest()
+    sys.path[:] = arguments[3:]
+    _serve(Line(Connection(line)), socket.socket(fileno=control))
+    # The sessions end with the process: no server is waited for.
+    os._exit(0)
+
+
+class Line:
+    """Our end of the pipe. Log lines come from threads of steps, too: one message is written at a time."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self.receive = connection.recv
+
+    def send(self, kind: str, said: Any = None) -> None:
+        with self._sending:
+            self._connection.send((kind, said))
+
+
+def _serve(line: Line, control: socket.socket) -> None:
+    """Open what the runner describes, then fill one range after the other until it closes its end."""
+    try:
+        settings, handle = line.receive()
+        structlog.configure(processors=[_Forwarding(line, settings)])
+        forking.templates.adopt(forking.environment_of(settings.step_environment), control)
+        filler = _opened(line, settings, handle)
+        while filler is not None and (task := line.receive()) is not None:
+            _fill(line, filler, task)
+        if filler is not None:
+            filler.close()
+            _await_ended()
+    except (EOFError, ConnectionError):
+        return
+
+
+def _await_ended() -> None:
+    """Wait for processes of steps that were told to end: what they used counts as used by the run."""
+    for thread in threading.enumerate():
+        if thread.name == process.ENDING:
+            thread.join(1.0)
+
+
+def _opened(line: Line, settings: Settings, handle: FillHandle) -> Filler | None:
+    try:
+        with database.translated("opening what loads ranges of the key"):
+            filler = handle.open(settings)
+    except BaseException as exc:  # noqa: BLE001 - the runner decides what follows
+        line.send("error", packed(exc))
+        return None
+    line.send("ready")
+    return filler
+
+
+def _fill(line: Line, filler: Filler, task: Task) -> None:
+    def progressed(rows: int) -> None:
+        line.send("progress", rows)
+
+    try:
+        with database.translated("loading a range of the key"):
+            filled = filler.fill(task, progressed)
+    except BaseException as exc:  # noqa: BLE001 - as above
+        line.send("error", packed(exc))
+    else:
+        line.send("filled", filled)
+
+
+class _Forwarding:
+    """Hand log lines to the runner, which keeps them with the run."""
+
+    def __init__(self, line: Line, settings: Settings) -> None:
+        self._line = line
+        self._redact: Callable[[str], str] = logs.Redactor(logs.secrets_of(settings))
+
+    def __call__(self, logger: Any, method: str, fields: MutableMapping[str, Any]) -> NoReturn:
+        plain = {name: self._redact(str(logs.shortened(value))) for name, value in fields.items() if name != "exc_info"}
+        self._line.send("log", (method, plain))
+        raise structlog.DropEvent
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,268 @@
+"""A full load in ranges of the key: workers bring them side by side, the run lets each count, and publishes once."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitrina.errors import FatalError, SnapshotGone, StepFailed
+from vitrina.loads import engines, range_filling, steps
+from vitrina.loads.filling import window_of
+from vitrina.loads.run import Run
+from vitrina.ports.batch import Part, PartId
+from vitrina.ports.checkpoint import FRESHEST, RANGES, Checkpoint
+from vitrina.ports.checks import later
+from vitrina.ports.ranges import Engine, Filled, FillHandle, KeyRange, Result, SharedSnapshot, Splits, Task
+from vitrina.ports.target import Load
+from vitrina.sentences import say
+
+# Stands in the checkpoint's position as long as ranges are left: there is no single key to go on after.
+UNFINISHED = '["ranges"]'
+# A range that kills its workers so often may be what kills them.
+_MOST_LOSSES = 3
+# Of the rows that a range should have: what a worker reads before it leaves the rest to others.
+_STOP_AFTER = 4
+# Drawn at once, so that the checkpoint moves for many numbers together.
+_NUMBERS_AT_ONCE = 64
+
+
+def fill(run: Run, load: Load) -> None:
+    """Bring all ranges that are left. What was accepted before stays accepted, whatever ends this."""
+    source = run.job.source
+    if not isinstance(source, Splits):
+        raise FatalError(f"{run.job.source.name} is not read in ranges")
+    window = window_of(run.job)
+    handle = range_filling.handle_of(run.job, load, window, steps.moment())
+    with source.share(window) as snapshot, _opened(run, handle) as engine:
+        RangedFill(run, load, source, snapshot, engine).fill()
+
+
+@contextmanager
+def _opened(run: Run, handle: FillHandle) -> Iterator[Engine]:
+    engine = engines.open_engine(run, handle, lambda count: _reserve(run, count))
+    run.context.attach(_Cancelling(engine))
+    try:
+        yield engine
+    except BaseException:
+        engine.cancel()
+        raise
+
+
+@dataclass(frozen=True)
+class _Cancelling:
+    """An engine as the lease ends it."""
+
+    engine: Engine
+
+    def close(self) -> None:
+        self.engine.cancel()
+
+
+def _reserve(run: Run, count: int) -> int:
+    """Reserve part numbers, and return the one before the first. No other attempt at this load ever draws them."""
+    found = run.checkpoint
+    run.record("drawing part numbers", replace(found, batch_no=found.batch_no + count))
+    return found.batch_no
+
+
+@dataclass(frozen=True)
+class Left:
+    """The ranges that are not accepted yet, as the checkpoint remembers them."""
+
+    ranges: tuple[KeyRange, ...]
+    done: int = 0
+    # The last part number before this load.
+    number_before: int = 0
+
+    @classmethod
+    def of(cls, found: Checkpoint) -> "Left | None":
+        told: Mapping[str, Any] | None = found.identity.get(RANGES)
+        if told is None:
+            return None
+        ranges = tuple(KeyRange(_position(after), _position(upto)) for after, upto in told["left"])
+        return cls(ranges, told["done"], told.get("number_before", found.batch_no))
+
+    def as_json(self) -> dict[str, Any]:
+        left = [[one.after, one.upto] for one in self.ranges]
+        return {"left": left, "done": self.done, "number_before": self.number_before}
+
+    def without(self, one: KeyRange, rest: tuple[KeyRange, ...]) -> "Left":
+        """Accept a range, or its beginning; `rest` is what was not read of it."""
+        at = self.ranges.index(one)
+        ranges = (*self.ranges[:at], *rest, *self.ranges[at + 1 :])
+        return replace(self, ranges=ranges, done=self.done + 1)
+
+
+def _position(found: list[str | None] | None) -> tuple[str | None, ...] | None:
+    return None if found is None else tuple(found)
+
+
+class RangedFill:
+    """Hand ranges to an engine, collect what came of them, and let each count once."""
+
+    def __init__(self, run: Run, load: Load, source: Splits, snapshot: SharedSnapshot, engine: Engine) -> None:
+        self._run = run
+        self._load = load
+        self._source = source
+        self._snapshot = snapshot
+        self._engine = engine
+        self._left = Left(())
+        self._waiting: list[KeyRange] = []
+        self._under_way: dict[int, Task] = {}
+        self._losses: dict[KeyRange, int] = {}
+        self._rejected: dict[int, int] = {}
+        # Numbers that this claim may still use; each is given out once.
+        self._numbers: list[int] = []
+        self._reopened = False
+        # Whether workers reach another server than the runner, so each range is read as it is there.
+        self._reads_apart = False
+        # Whether a range was accepted that was read in the present snapshot.
+        self._has_brought = False
+
+    def fill(self) -> None:
+        self._left = Left.of(self._run.checkpoint) or self._begun()
+        self._waiting = list(reversed(self._left.ranges))
+        self._submit()
+        self._tell()
+        self._run.meter.record(self._run.job.metastore, self._run.job.claim)
+        for result in self._engine.results(self._while_waiting):
+            if self._under_way.pop(result.task.number, None) is None:
+                continue  # it was told before
+            if result.is_recalled:
+                self._waiting.append(result.task.range)
+            elif result.filled is None:
+                self._try_again(result)
+            else:
+                self._accept(result.task, result.filled)
+            self._submit()
+        self._give_back()
+
+    def _while_waiting(self) -> bool:
+        """Check as every run does. A snapshot that is too old is given up, once it has brought something."""
+        self._run.while_waiting()
+        return self._snapshot.is_old and self._has_brought
+
+    def _give_back(self) -> None:
+        """Give back part numbers that engines reserved; the next load, in a stage of its own, may draw them again."""
+        last = self._left.number_before + self._left.done
+        if last < self._run.checkpoint.batch_no:
+            self._run.record("giving part numbers back", replace(self._run.checkpoint, batch_no=last))
+
+    def _begun(self) -> Left:
+        """Cut the whole key, and remember how."""
+        run = self._run
+        ranges = self._source.split(run.job.reading_key, KeyRange(), run.plan.ranges)
+        left = Left(tuple(ranges), number_before=run.checkpoint.batch_no)
+        found = replace(run.checkpoint.identified(**{RANGES: left.as_json()}), last_key=UNFINISHED)
+        run.record("cutting the load into ranges", found)
+        run.log.info("load.cut", ranges=len(left.ranges), workers=run.plan.workers)
+        return left
+
+    # --- attempts ----------------------------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        """Keep every worker busy. A snapshot that is too old is given up once nobody reads in it."""
+        if self._snapshot.is_old:
+            if self._under_way:
+                return
+            self._reopened = self._snapshot.renew() or self._reopened
+            self._has_brought = False
+        run = self._run
+        while self._waiting and len(self._under_way) < run.plan.workers:
+            task = self._attempt(self._waiting.pop())
+            self._under_way[task.number] = task
+            run.log.info("range.begun", batch_no=task.number, range=task.range.name)
+            self._engine.submit(task)
+
+    def _attempt(self, one: KeyRange) -> Task:
+        rows = self._run.job.described.estimated_rows // max(self._run.plan.ranges, 1)
+        batch_rows = self._run.batch_size()
+        most_rows = max(_STOP_AFTER * rows, batch_rows)
+        return Task(one, self._draw(), None if self._reads_apart else self._snapshot.name, batch_rows, most_rows)
+
+    def _draw(self) -> int:
+        """Draw a part number. The checkpoint passes it before it is used, so no other attempt ever draws it."""
+        if not self._numbers:
+            before = _reserve(self._run, _NUMBERS_AT_ONCE)
+            self._numbers = list(range(before + _NUMBERS_AT_ONCE, before, -1))
+        return self._numbers.pop()
+
+    def _try_again(self, result: Result) -> None:
+        """Read a range again whose worker was lost; every other error ends this try of the run."""
+        error = result.error or FatalError("an attempt ended with nothing")
+        one = result.task.range
+        if self._is_apart(result.task, error):
+            self._waiting.append(one)
+            return
+        self._losses[one] = self._losses.get(one, 0) + 1
+        if not result.is_lost or self._losses[one] >= _MOST_LOSSES:
+            raise error
+        run = self._run
+        run.log.warning("range.lost", batch_no=result.task.number, error=str(error))
+        self._waiting.append(one)
+
+    def _is_apart(self, task: Task, error: BaseException) -> bool:
+        """Tell whether the worker's server does not know a snapshot that ours holds; then go on without, or refuse."""
+        if not isinstance(error, SnapshotGone) or task.snapshot is None:
+            return False
+        if not self._reads_apart:
+            if not self._snapshot.is_held():
+                return False
+            self._read_apart(error)
+        return True
+
+    def _read_apart(self, error: SnapshotGone) -> None:
+        definition = self._run.job.definition
+        # A first pass is never read again: a server that lags could lack rows that the checkpoint passes by.
+        if definition.mode != "full" or definition.options.keeps_one_snapshot:
+            raise FatalError(say("run.snapshot_elsewhere")) from error
+        self._run.log.warning("load.reads_apart", error=str(error))
+        self._reads_apart = self._reopened = True
+
+    # --- what counts -------------------------------------------------------------------------------------------------
+
+    def _accept(self, task: Task, filled: Filled) -> None:
+        self._refuse_rejected(filled.rejected or {})
+        rest = self._rest(task, filled)
+        self._left = self._left.without(task.range, rest)
+        self._waiting += reversed(rest)
+        self._has_brought = True
+        # Before the commit, which takes a while: the worker that brought this is free.
+        self._submit()
+        part = replace(filled.part, reopened=self._reopened)
+        self._tell()
+        self._run.commit(self._load, part, self._counting)
+
+    def _rest(self, task: Task, filled: Filled) -> tuple[KeyRange, ...]:
+        """Cut again what a worker left of a range that has many more rows than others."""
+        if filled.reached is None:
+            return ()
+        rest = KeyRange(filled.reached, task.range.upto)
+        return tuple(self._source.split(self._run.job.reading_key, rest, 2 * self._run.plan.workers))
+
+    def _counting(self, found: Checkpoint, part: Part) -> Checkpoint:
+        if part.judged and part.judged.latest:
+            found = found.identified(**{FRESHEST: later(found.identity.get(FRESHEST, {}), part.judged.latest)})
+        left = self._left
+        found = found.identified(**{RANGES: left.as_json()})
+        last_key = UNFINISHED if left.ranges else None
+        return found.accepting(PartId(self._run.job.claim.epoch, part.number), part.staged_rows, last_key)
+
+    def _refuse_rejected(self, rejected: Mapping[int, int]) -> None:
+        """Count the rows that steps rejected in all workers together; each worker knows only its own."""
+        for step in self._run.job.steps:
+            total = self._rejected.get(step.order_index, 0) + rejected.get(step.order_index, 0)
+            self._rejected[step.order_index] = total
+            if total > step.max_dead_letters:
+                raise StepFailed(
+                    f"{step} has failed on more than {step.max_dead_letters} rows in this run: correct the step, or"
+                    " raise max_dead_letters in its params"
+                )
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        left = self._left
+        under_way = [{"part": task.number, "range": task.range.name} for task in self._under_way.values()]
+        told = {"done": left.done, "left": len(left.ranges), "workers": self._run.plan.workers}
+        self._run.meter.note("ranges", told | {"under_way": under_way})

@@ -1,0 +1,1 @@
+"""Loads that executors of a real Spark cluster bring: `make test-spark`."""

@@ -1,0 +1,108 @@
+"""A load by a Spark cluster whose executors, Python processes, driver and runner are killed: each row arrives once."""
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import vitrina
+from tests.chaos.arena import ROOT, Arena
+from tests.chaos.conftest import LONG, MakeArena, make_arena, say
+from tests.spark.server import EXECUTORS, SparkServer
+from vitrina.definition import Definition
+from vitrina.settings import Settings
+from vitrina.store import pipelines
+
+__all__ = ["make_arena"]
+
+ROWS = 1_000_000 if LONG else 20_000
+RANGE_ROWS = ROWS // 100 if LONG else ROWS // 10
+PATIENCE_SECONDS = 1200.0
+VICTIMS = ["python worker", "executor", "driver", "runner"]
+KILLS = [*VICTIMS * 7, "executor", "python worker"] if LONG else ["python worker", "runner"]
+QUERY = "SELECT id, id AS version, 0 AS applied FROM content.item"
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(7200 if LONG else 1800)
+def test_whoever_is_killed_nothing_is_lost_or_doubled(
+    make_arena: MakeArena, spark: SparkServer, database: Settings
+) -> None:
+    assert database.reader_url is not None
+    spark.tell(
+        VITRINA_DATABASE_URL=database.require_database_url(), VITRINA_READER_URL=database.reader_url.get_secret_value()
+    )
+    arena = make_arena(lease_seconds=60.0)
+    # Runners of an arena have a path of their own, which lacks the client.
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT), str(Path(vitrina.__file__).parents[1])])
+    arena.environment |= {"VITRINA_CONN_CLUSTER": spark.url, "VITRINA_MAX_ATTEMPTS": "20", "PYTHONPATH": path}
+    prepare(arena)
+    arena.start_runners(1)
+    arena.request("films")
+    kills = list(KILLS)
+    random.Random(7).shuffle(kills)
+    for place, victim in enumerate(kills):
+        # Each meets a load that goes on: with a range more than the one before.
+        arena.await_true(lambda at=place: done(arena) > at, PATIENCE_SECONDS, f"range {place + 1} arrived")
+        strike(arena, spark, victim)
+    arena.await_quiet(PATIENCE_SECONDS)
+
+    runs = arena.sql("SELECT status, rows_read FROM etl.etl_runs ORDER BY started_at")
+    assert runs[-1]["status"] == "SUCCESS"
+    # No range that was accepted is read again: each was counted once, by the run that read it.
+    assert sum(run["rows_read"] for run in runs) == ROWS
+    [mart] = arena.sql(
+        "SELECT count(*) AS rows, count(DISTINCT id) AS ids, count(DISTINCT xmin::text) AS publishes"
+        " FROM analytics.films"
+    )
+    assert mart == {"rows": ROWS, "ids": ROWS, "publishes": 1}
+    say(f"{ROWS} rows by Spark: {kills}, {len(runs)} runs")
+
+
+def prepare(arena: Arena) -> None:
+    arena.sql(f"CREATE TABLE content.item AS SELECT i AS id FROM generate_series(1, {ROWS}) AS i")
+    arena.sql("ALTER TABLE content.item ADD PRIMARY KEY (id); GRANT SELECT ON content.item TO vitrina_reader")
+    arena.sql("ANALYZE content.item")
+    definition = Definition.model_validate(
+        {
+            "name": "films",
+            "source_query": QUERY,
+            "target_table": "analytics.films",
+            "target_key": ["id"],
+            "options": {"engine": "spark", "route": "arrow", "checkpoint_rows": RANGE_ROWS},
+        }
+    )
+    arena.ids["films"] = pipelines.insert(arena.admin, definition, pipeline_id=None, managed_by=None)
+
+
+def done(arena: Arena) -> int:
+    """Count the ranges that were accepted, or say that all were."""
+    found = arena.sql(
+        "SELECT identity -> 'ranges' ->> 'done' AS done, (SELECT status FROM etl.etl_pipelines) FROM etl.etl_state"
+    )
+    assert not found or found[0]["status"] != "FAILED", arena.sql("SELECT error_message FROM etl.etl_runs")
+    if not found or found[0]["done"] is None:
+        return 1 << 30 if found and found[0]["status"] == "IDLE" else 0
+    return int(found[0]["done"])
+
+
+def strike(arena: Arena, spark: SparkServer, victim: str) -> None:
+    if victim == "runner":
+        arena.runners[0].process.kill()
+        arena.runners[0].process.wait()
+        arena.expire_leases()
+        arena.replace_dead()
+    elif victim == "driver":
+        spark.kill()
+        spark.start()
+    else:
+        find: Callable[[], list[int]] = spark.executors if victim == "executor" else spark.python_workers
+        arena.await_true(lambda: bool(find()), PATIENCE_SECONDS, f"there is a {victim}")
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(find()[0], signal.SIGKILL)
+    if victim == "executor":
+        arena.await_true(lambda: len(spark.executors()) == EXECUTORS, PATIENCE_SECONDS, "executors are back")

@@ -1,11 +1,13 @@
 """What a run over 300 rows costs: `python -m bench.small_runs` (`--runs 40`, `--pairs 9`, `--statements`).
 
 One runner keeps its sessions, the other opens new ones for each run; they take turns on one PostgreSQL. Counted are the
-CPU of the runner and of the server with all its processes, statements and the log's flushes to disk, less what the
-same time at rest costs. `--statements` prints the statements of one run of each kind instead.
+CPU of the runner and of the server with all its processes and the log's flushes to disk, less what the same time at
+rest costs; and, with kept sessions, on a server that logs them, the statements of a run and the commits that write.
+`--statements` prints the statements of one run of each kind instead.
 """
 
 import argparse
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -51,7 +53,7 @@ def main() -> None:
         if wish.statements:
             show_statements(sessions, settings, directory)
         else:
-            write(measure(sessions, settings, directory, wish.runs, wish.pairs), wish.runs)
+            write(measure(sessions, settings, directory, wish.runs, wish.pairs), count_statements(), wish.runs)
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def _flushes(sessions: Sessions) -> int:
     return int(row["n"])
 
 
-def write(found: Costs, runs: int) -> None:
+def write(found: Costs, counted: dict[str, tuple[int, int]], runs: int) -> None:
     figures: dict[str, object] = {"rows": ROWS, "runs": runs}
     for kind in PIPELINES:
         for kept in KEPT:
@@ -201,6 +203,7 @@ def write(found: Costs, runs: int) -> None:
             figures[f"{kind}, {kept}, of it PostgreSQL"] = round(statistics.median(cost.postgres for cost in costs), 1)
             figures[f"{kind}, {kept}, flushes"] = round(statistics.median(cost.flushes for cost in costs), 1)
         pairs = zip(found[kind, "new sessions"], found[kind, "kept sessions"], strict=True)
+        figures[f"{kind}, kept sessions, statements"], figures[f"{kind}, kept sessions, commits"] = counted[kind]
         figures[f"{kind}, times less CPU"] = round(statistics.median(new.cpu / kept.cpu for new, kept in pairs), 2)
     write_figures("small_runs", "Small runs", "A run over 300 rows of which ten have changed.", figures)
 
@@ -222,6 +225,59 @@ def show_statements(sessions: Sessions, settings: Settings, directory: Path) -> 
             for path, size in sizes.items():
                 print(f"=== {kind}")
                 print(path.read_text()[size:])
+
+
+# Time, process, login and application of an entry, and what was executed.
+_ENTRY = re.compile(
+    r"^\S+ \S+ UTC \[(\d+)\] \S+ (\S*) ?LOG:  duration: [\d.]+ ms  (?:statement|execute \S+): +(.*(?:\n\t.*)*)", re.M
+)
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|CREATE|DROP|TRUNCATE)\b")
+# Not of a run: they come at their own times.
+_OTHERS = ("bench", "vitrina:lookout", "vitrina:heartbeat")
+# A look around of the runner may fall into a run: the least of so many runs has none.
+_LOGGED_RUNS = 9
+
+
+def count_statements() -> dict[str, tuple[int, int]]:
+    """Count statements, and commits that write, of one run of each kind in a runner that has done some."""
+    counted: dict[str, tuple[int, int]] = {}
+    logged = {"shared_buffers": "256MB", "log_min_duration_statement": "0"}
+    with prepared(logged) as (settings, directory), _sessions(settings) as sessions:
+        define(sessions)
+        row = database.one(sessions.admin.execute("SHOW data_directory"))
+        log = next(Path(str(row["data_directory"])).parents[1].rglob("*.log"))
+        with runner_process(settings, directory):
+            for kind in PIPELINES:
+                found = [_counted(_logged(log, sessions, kind)) for _ in range(2 * _LOGGED_RUNS)]
+                counted[kind] = min(found[_LOGGED_RUNS:])
+    return counted
+
+
+def _logged(log: Path, sessions: Sessions, kind: str) -> str:
+    time.sleep(0.1)  # what the run before has not logged yet
+    begin = log.stat().st_size
+    run(sessions, kind)
+    time.sleep(0.1)
+    return log.read_bytes()[begin:].decode(errors="replace")
+
+
+def _counted(text: str) -> tuple[int, int]:
+    statements = commits = 0
+    writing: dict[str, bool] = {}
+    for process, application, statement in _ENTRY.findall(text):
+        if application in _OTHERS:
+            continue
+        statements += 1
+        if statement.startswith("BEGIN"):
+            writing[process] = False
+        elif statement.startswith(("COMMIT", "ROLLBACK")):
+            commits += writing.pop(process, False) and statement.startswith("COMMIT")
+        elif _WRITES.search(statement) and not statement.startswith("SET "):
+            if process in writing:
+                writing[process] = True
+            elif application != "vitrina:manager":  # which looks by UPDATEs that find nothing as a rule
+                commits += 1
+    return statements, commits
 
 
 if __name__ == "__main__":

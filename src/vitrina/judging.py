@@ -1,6 +1,7 @@
 """What a run reads of its row in the metastore, judged again: the row may have been written with psql."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,7 +11,7 @@ from vitrina.definition import Definition, Unfit
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import Judged, SqlPolicy
 from vitrina.store import pipelines
 from vitrina.store.leases import Claim
 
@@ -49,6 +50,12 @@ def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
     if definition.query is None:
         raise FatalError(say("run.no_query"))
     try:
-        return sqlguard.judge(definition.query, settings.sql_policy)
+        return _judged(definition.query, settings.sql_policy)
     except InvalidQuery as exc:
         raise SourceQueryFailed(exc.message) from exc
+
+
+@lru_cache(maxsize=64)
+def _judged(query: str, policy: SqlPolicy) -> Judged:
+    """Judge a text once: the verdict depends on nothing but the text and the policy."""
+    return sqlguard.judge(query, policy)

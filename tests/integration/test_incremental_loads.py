@@ -1,9 +1,13 @@
 """Incremental loads: only what is new travels, ties and late commits are not lost, the checkpoint is held back."""
 
+from typing import Any
+
 import psycopg
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina.connectors.postgres import load
+from vitrina.connectors.postgres.stage import Stage
 
 FILMS = """
 CREATE TABLE content.film_work (
@@ -191,3 +195,37 @@ def test_the_latest_version_of_a_row_wins_within_a_batch(bench: Workbench, route
         {"film": 0, "title": "first"},
         {"film": 1, "title": "v9"},
     ]
+
+
+@ROUTES
+@pytest.mark.parametrize("left_rows", [0, 60, 10_000])
+def test_more_rows_than_the_one_expected_batch_arrive_whole(
+    bench: Workbench, route: str, left_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage then takes several batches, and what is left in it of earlier ones is not merged again."""
+    made: list[str] = []
+    create = Stage.create
+
+    def noting(self: Stage, *given: Any, **more: Any) -> None:
+        made.append(self.name)
+        create(self, *given, **more)
+
+    monkeypatch.setattr(load, "MAX_LEFT_ROWS", left_rows)
+    monkeypatch.setattr(Stage, "create", noting)
+    bench.sql(
+        "TRUNCATE content.film_work; INSERT INTO content.film_work VALUES (0, 'First'); ANALYZE content.film_work"
+    )
+    bench.pipeline("films", QUERY, **INCREMENTAL, options=STAMPED | {"route": route})
+    bench.run("films")
+    made.clear()
+    bench.sql(
+        "INSERT INTO content.film_work SELECT i, 'x', now() + make_interval(secs => i) FROM generate_series(1, 40) AS i"
+    )
+    bench.sql("UPDATE etl.etl_pipelines SET batch_size = 10 WHERE name = 'films'")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["metrics"]["inserted"]) == ("SUCCESS", 40)
+    assert run["batches"] >= 4
+    assert len(made) == 1, "a second stage is not needed"
+    assert bench.differences(QUERY, "analytics.films") == 0

@@ -13,8 +13,10 @@ from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl
 from vitrina.loads.run_sessions import RunSessions
 from vitrina.settings import ConnectionLimits, Settings
-from vitrina.store import session_pool, sessions
+from vitrina.store import database as store_database
+from vitrina.store import databases, session_pool, sessions
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 from vitrina.store.session_pool import IDLE_NAME, SessionPool
 
 LIMITS = {"lock_timeout": "30000"}
@@ -291,3 +293,44 @@ def _kept(metastore: Connection, user: str = "%") -> set[int]:
         [IDLE_NAME, user],
     ).fetchall()
     return {row["pid"] for row in rows}
+
+
+# --- prepared statements -------------------------------------------------------------------------------------------
+
+
+def prepared_in(connection: Connection) -> int:
+    return int(ask(connection, "SELECT count(*) FROM pg_catalog.pg_prepared_statements"))
+
+
+def test_statements_of_ours_stay_prepared_whatever_a_run_does(pool: SessionPool, database: Settings) -> None:
+    session = take(pool, database)
+    statement = Statement(b"SELECT %s::text AS said")
+    assert statement.fetch_one(session, ["once"]) == {"said": "once"}
+    known = prepared_in(session)
+
+    with session.transaction(force_rollback=True):
+        session.execute("CREATE TABLE etl_stage.left_behind ()")
+    session.execute("CREATE TEMPORARY TABLE gone (); DROP TABLE gone")
+    session.execute("SELECT 1 AS users_own", prepare=True)
+    pool.give_back(session, keep=True)
+    again = take(pool, database, "vitrina:another-run")
+
+    assert again is session
+    assert prepared_in(again) == known, "and nothing of a user's is kept"
+    assert statement.fetch_one(again, ["twice"]) == {"said": "twice"}
+
+
+def test_users_sql_is_still_one_statement_in_a_kept_session(pool: SessionPool, database: Settings) -> None:
+    session = take(pool, database)
+    for _ in range(7):  # more often than the driver waits before it prepares
+        with pytest.raises(psycopg.errors.SyntaxError, match="multiple commands"):
+            session.execute("SELECT 1; SELECT 2", prepare=True)
+
+
+def test_a_session_is_asked_once_which_database_it_is_on(pool: SessionPool, database: Settings) -> None:
+    session, other = take(pool, database), take(pool, database)
+    assert databases.look(session) == databases.look(other)
+    assert store_database.place(session) == store_database.place(other)
+    session.close()
+    assert databases.look(session) == databases.look(other)
+    assert store_database.place(session) == store_database.place(other)

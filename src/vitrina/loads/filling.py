@@ -44,6 +44,7 @@ def loading_of(job: Job, load: Loading, checks: "Checks | None") -> Loading:
         shortcut=job.shortcut,
         route=job.plan.route,
         in_one_statement=job.plan.paging == "one statement",
+        in_one_batch=job.shortcut is not None and 0 < job.described.estimated_rows <= job.definition.batch_size,
     )
 
 

@@ -43,7 +43,8 @@ class RunMeter:
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._counts = Counts()
         self._started = time.monotonic()
-        self._announced = 0.0
+        # The end of a run that is over sooner is told by its status.
+        self._announced = time.monotonic()
         self._consistency = "snapshot"
         self._null_cursors = 0
         self._letters = 0

@@ -65,6 +65,8 @@ class Loading:
     route: str = "arrow"
     # replace: all rows come as one part. What was filled and is not counted is filled again, never continued.
     in_one_statement: bool = False
+    # merge: no more rows are expected than one batch takes. More may come all the same.
+    in_one_batch: bool = False
     # Whether several rows with one key are an error, and not versions of which the latest counts.
     refuses_repeats: bool = False
     # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.

@@ -77,8 +77,13 @@ class PipelineExecutor:
     def _conclude(self, job: Job, meter: RunMeter, *, boundary: bool = False, answered: bool = False) -> Status:
         failpoints.hit("run.concluding")
         with database.translated("concluding the run"):
-            meter.record(job.metastore, job.claim)
-            status = leases.conclude_run(job.metastore, job.claim, boundary=boundary, answered=answered)
+            status = leases.conclude_run(
+                job.metastore,
+                job.claim,
+                boundary=boundary,
+                answered=answered,
+                record=lambda: meter.record(job.metastore, job.claim),
+            )
         failpoints.hit("run.concluded")
         return status
 

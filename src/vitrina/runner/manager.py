@@ -204,11 +204,12 @@ class PipelineManager:
 
     def _claim_requested(self, connection: Connection) -> None:
         """Take what waits. While nothing does, that is one question and no transaction."""
-        if leases.is_any_requested(connection):
-            self._do(self._claim, connection)
-            self._do(self._claim_live, connection)
-        else:
+        if not leases.is_any_requested(connection):
             self._waiting = set()
+            return
+        self._do(self._claim, connection)
+        if leases.is_any_requested(connection):
+            self._do(self._claim_live, connection)
 
     def _claim(self, connection: Connection) -> None:
         self._fill(connection, self._slots, follows=False)
@@ -238,6 +239,9 @@ class PipelineManager:
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at, follows=follows)
+            # To look for what can be claimed costs many times as much as to find that nothing waits.
+            if not leases.is_any_requested(connection):
+                return
 
     def _tell_waiting(self, connection: Connection) -> None:
         """Log once for each wait why a pipeline is not taken although a slot is free."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import conninfo
@@ -76,10 +77,11 @@ def connect(
     connect_timeout_seconds: int = 10,
     settings: dict[str, str] | None = None,
     autocommit: bool = True,
+    kind: type[psycopg.Connection[Any]] = psycopg.Connection,
 ) -> Connection:
     """Open a session with our settings. Raise `CannotConnect`, without the password, when that fails."""
     with translated_connect(url):
-        connection = psycopg.connect(
+        connection: Connection = kind.connect(
             url,
             autocommit=True,
             row_factory=dict_row,
@@ -115,13 +117,13 @@ SETTLE = """
 """
 
 
-_SETTLE_AS = f"{SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name', %s, false)"
+def settle(connection: Connection) -> None:
+    """Apply settings that depend on the database or the server's version, so cannot be sent on connecting."""
+    settled_as(connection, one(connection.execute(SETTLE)))
 
 
-def settle(connection: Connection, application_name: str | None = None) -> None:
-    """Apply settings that depend on the database, the server's version or the run, so cannot be sent on connecting."""
-    named = [application_name[:63]] if application_name else None
-    row = one(connection.execute(_SETTLE_AS if named else SETTLE, named))
+def settled_as(connection: Connection, row: Mapping[str, Any]) -> None:
+    """Look at the answer to `SETTLE`: behind a pooler, the session is not the one that was connected."""
     if int(row["found"]) != connection.info.backend_pid:
         pooling.settle(connection)
 
@@ -135,8 +137,10 @@ def settled(connection: Connection) -> dict[str, str]:
 
 def reset(connection: Connection) -> None:
     """Restore the settings that the session began with, whatever a query has set since."""
-    connection.execute("RESET ALL")
-    settle(connection)
+    with connection.cursor() as cursor:
+        cursor.execute(f"RESET ALL; {SETTLE}".encode())
+        cursor.nextset()
+        settled_as(connection, one(cursor))
 
 
 def read_json_cut(connection: Connection) -> None:
@@ -191,7 +195,19 @@ def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: i
 
 
 def place(connection: Connection) -> tuple[object, ...]:
-    """Identify the database of a session. A copy of it differs, because its server was started at another time."""
+    """Identify the database of a session. A copy of it differs, because its server was started at another time.
+
+    Neither changes while the session lasts, so each session is asked once.
+    """
+    if connection not in _places:
+        _places[connection] = _ask_place(connection)
+    return _places[connection]
+
+
+_places: "WeakKeyDictionary[Connection, tuple[object, ...]]" = WeakKeyDictionary()
+
+
+def _ask_place(connection: Connection) -> tuple[object, ...]:
     row = one(
         connection.execute(
             """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from secrets import randbits
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import sql
@@ -13,6 +14,7 @@ from psycopg import sql
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.settings import DEFAULT_CONNECTION
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 # Opens a session on a connection by its name.
 Reach = Callable[[str], AbstractContextManager[Connection]]
@@ -36,20 +38,36 @@ class Seen:
 
 
 def look(connection: Connection) -> Seen | None:
-    """Read the identity of a session's database. Return None when PUBLIC lacks the right; then only names are known."""
+    """Read the identity of a session's database. Return None when PUBLIC lacks the right; then only names are known.
+
+    It does not change while the session lasts, so each session is asked once.
+    """
+    known = _seen.get(connection) or _look(connection)
+    if known is not None:
+        _seen[connection] = known
+    return known
+
+
+_seen: "WeakKeyDictionary[Connection, Seen]" = WeakKeyDictionary()
+
+
+def _look(connection: Connection) -> Seen | None:
     try:
-        row = connection.execute(
-            """
-            SELECT s.system_identifier || '/' || d.oid AS identity,
-                   pg_catalog.pg_postmaster_start_time() AS started_at
-            FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d
-            WHERE d.datname = pg_catalog.current_database()
-            """
-        ).fetchone()
+        row = _LOOK.fetch_one(connection, [])
     except psycopg.errors.InsufficientPrivilege:
         return None
     assert row is not None
     return Seen(**row)
+
+
+_LOOK = Statement(
+    b"""
+    SELECT s.system_identifier || '/' || d.oid AS identity,
+           pg_catalog.pg_postmaster_start_time() AS started_at
+    FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d
+    WHERE d.datname = pg_catalog.current_database()
+    """
+)
 
 
 def recognise(metastore: Connection, name: str, connection: Connection, reach: Reach) -> str:

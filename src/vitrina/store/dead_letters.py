@@ -13,6 +13,7 @@ from psycopg.sql import SQL
 from vitrina import deep_json
 from vitrina.ports.batch import DeadLetter
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -199,13 +200,15 @@ def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> 
 
 def resolve_rebuilt(connection: Connection, pipeline_id: UUID, *, before: datetime) -> None:
     """Close dead letters older than a full load: the load has written their rows, or has rejected them again."""
-    connection.execute(
-        """
-        UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = 'rebuilt'
-        WHERE pipeline_id = %s AND resolved_at IS NULL AND created_at < %s
-        """,
-        [pipeline_id, before],
-    )
+    _RESOLVE_REBUILT.execute(connection, [pipeline_id, before])
+
+
+_RESOLVE_REBUILT = Statement(
+    b"""
+    UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = 'rebuilt'
+    WHERE pipeline_id = %s AND resolved_at IS NULL AND created_at < %s
+    """
+)
 
 
 def resolve_delivered(connection: Connection, pipeline_id: UUID, document_ids: Iterable[str]) -> None:

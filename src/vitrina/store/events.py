@@ -5,10 +5,14 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 
 def publish(connection: Connection, topic: str, payload: dict[str, Any]) -> None:
-    connection.execute("INSERT INTO etl.etl_events (topic, payload) VALUES (%s, %s)", [topic, Jsonb(payload)])
+    _PUBLISH.execute(connection, [topic, Jsonb(payload)])
+
+
+_PUBLISH = Statement(b"INSERT INTO etl.etl_events (topic, payload) VALUES (%s, %s)")
 
 
 def list_after(connection: Connection, event_id: int, *, limit: int = 500) -> list[dict[str, Any]]:

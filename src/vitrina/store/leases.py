@@ -1,6 +1,6 @@
 """A runner's right to work on a pipeline: claim, heartbeat, conclude, fail, give back, cancel."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,6 +27,7 @@ from vitrina.store import (
     session_limits,
 )
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 MAX_ERROR_LENGTH = 4000
 
@@ -165,32 +166,7 @@ def _lock_next(
     follows: bool | None,
 ) -> dict[str, Any] | None:
     return connection.execute(
-        sql.SQL(
-            """
-            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace,
-                   p.requested_reason AS reason
-            FROM etl.etl_pipelines p
-            WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
-              AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
-              AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
-              AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
-              AND NOT (p.mode = 'live' AND {wanted})
-              AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
-                   OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
-                                        WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
-                                          AND b.mode <> 'live' AND b.source_connection = p.source_connection))
-              AND NOT EXISTS ({full})
-              AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
-            ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
-            LIMIT 1
-            FOR UPDATE OF p SKIP LOCKED
-            """
-        ).format(
-            target=HELD_TARGET,
-            full=session_limits.FULL_CONNECTIONS,
-            needed=coverage.NEEDED,
-            wanted=requests.IS_WANTED,
-        ),
+        _LOCK_NEXT,
         {
             "covers": list(covers) if covers is not None else None,
             "only": only,
@@ -201,6 +177,39 @@ def _lock_next(
             "skipped": list(skipped),
         },
     ).fetchone()
+
+
+# Composed once: the runner asks at every look around.
+_LOCK_NEXT = (
+    sql.SQL(
+        """
+        SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace,
+               p.requested_reason AS reason
+        FROM etl.etl_pipelines p
+        WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
+          AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
+          AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
+          AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
+          AND NOT (p.mode = 'live' AND {wanted})
+          AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
+               OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
+                                    WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
+                                      AND b.mode <> 'live' AND b.source_connection = p.source_connection))
+          AND NOT EXISTS ({full})
+          AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
+        ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
+        LIMIT 1
+        FOR UPDATE OF p SKIP LOCKED
+        """
+    )
+    .format(
+        target=HELD_TARGET,
+        full=session_limits.FULL_CONNECTIONS,
+        needed=coverage.NEEDED,
+        wanted=requests.IS_WANTED,
+    )
+    .as_bytes()
+)
 
 
 def refuse_beside_a_run(row: Mapping[str, Any], why: str = "pipeline.no_repair_now") -> None:
@@ -397,18 +406,28 @@ def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, 
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
-    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands."""
-    row = connection.execute(
-        """
-        UPDATE etl.etl_pipelines SET attempts = CASE WHEN %s THEN 0 ELSE attempts END
-        WHERE id = %s AND claim_id = %s AND epoch = %s
-        RETURNING status
-        """,
-        [progressed, claim.pipeline_id, claim.claim_id, claim.epoch],
-    ).fetchone()
+    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands.
+
+    The row is written only when there is progress to note: a lock fences as well, and leaves no dead row behind.
+    """
+    values = [claim.pipeline_id, claim.claim_id, claim.epoch]
+    row = (_NOTE_PROGRESS if progressed else _LOCK_CLAIMED).fetch_one(connection, values)
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
     return Status(row["status"])
+
+
+_NOTE_PROGRESS = Statement(
+    b"""
+    UPDATE etl.etl_pipelines SET attempts = 0 WHERE id = %s AND claim_id = %s AND epoch = %s RETURNING status
+    """
+)
+# The lock that an UPDATE takes.
+_LOCK_CLAIMED = Statement(
+    b"""
+    SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s FOR NO KEY UPDATE
+    """
+)
 
 
 def find_status(connection: Connection, claim: Claim) -> Status | None:
@@ -436,16 +455,19 @@ def answer_request(connection: Connection, claim: Claim) -> None:
         return
     asked = claim.row["run_requested_at"]
     with connection.transaction():
-        connection.execute(
-            """
-            UPDATE etl.etl_pipelines SET run_requested_at = NULL
-            WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
-            """,
-            [claim.pipeline_id, claim.claim_id, claim.epoch, asked],
-        )
-        connection.execute(
-            "UPDATE etl.etl_runs SET answers_request = %s WHERE id = %s AND status = 'RUNNING'", [asked, claim.run_id]
-        )
+        _ANSWER.execute(connection, [claim.pipeline_id, claim.claim_id, claim.epoch, asked])
+        _ANSWERED.execute(connection, [asked, claim.run_id])
+
+
+_ANSWERED = Statement(b"UPDATE etl.etl_runs SET answers_request = %s WHERE id = %s AND status = 'RUNNING'")
+
+
+_ANSWER = Statement(
+    b"""
+    UPDATE etl.etl_pipelines SET run_requested_at = NULL
+    WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -477,49 +499,40 @@ def find_asked(connection: Connection, claim: Claim) -> Asked:
 
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
-    """Record which session holds the checkpoint back (pid, user, since), for status and metrics."""
-    connection.execute(
-        "UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s",
-        [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id],
-    )
+    """Record which session holds the checkpoint back (pid, user, since), for status and metrics.
+
+    The claim itself has cleared what an earlier run noted.
+    """
+    if hold is None and claim.row.get("hold") is None:
+        return
+    _NOTE_HOLD.execute(connection, [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id])
+    claim.row["hold"] = hold
+
+
+_NOTE_HOLD = Statement(b"UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s")
 
 
 # --- letting go ----------------------------------------------------------------------------------------------------
 
 
-def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False, answered: bool = True) -> Status:
+def conclude_run(
+    connection: Connection,
+    claim: Claim,
+    *,
+    boundary: bool = False,
+    answered: bool = True,
+    record: Callable[[], None] = lambda: None,
+) -> Status:
     """Release the lease at the end of the data, or (`boundary`) at a batch boundary at which a pause was requested.
 
     Another run follows when one was requested that this one did not answer. Requests are told apart by being the same
-    or not, never by comparing times: a clock may step.
+    or not, never by comparing times: a clock may step. `record` writes what the run did, in the same transaction.
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
     seen = claim.row["run_requested_at"]
     with connection.transaction():
-        row = connection.execute(
-            sql.SQL(
-                """
-                UPDATE etl.etl_pipelines p
-                SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                                  WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
-                                  ELSE 'IDLE' END,
-                    run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
-                    -- Whoever asked gave their trigger to the run that just ended: this one follows it.
-                    requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
-                                             THEN coalesce(p.requested_trigger, %(follows)s)
-                                             ELSE p.requested_trigger END,
-                    requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
-                                            THEN format(%(reason)s, p.run_requested_at)
-                                            ELSE p.requested_reason END,
-                    requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
-                    range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
-                    accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
-                    claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
-                    attempts = 0, last_error = NULL
-                WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
-                RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
-                """
-            ).format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN),
+        row = _CONCLUDE.fetch_one(
+            connection,
             {
                 "boundary": boundary,
                 "answered": answers,
@@ -531,9 +544,11 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                 "claim": claim.claim_id,
                 "epoch": claim.epoch,
             },
-        ).fetchone()
+        )
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
+        # After the pipeline's row, as whoever cancels or ends the run does: the other order is a deadlock.
+        record()
         outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
         finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
         if row["is_upstream"] and not boundary:
@@ -588,6 +603,35 @@ _ANOTHER_RUN = sql.SQL(
     (p.run_requested_at IS NOT NULL
      AND NOT (%(answered)s AND p.run_requested_at IS NOT DISTINCT FROM %(seen)s::timestamptz))
     """
+)
+
+
+_CONCLUDE = Statement(
+    sql.SQL(
+        """
+        UPDATE etl.etl_pipelines p
+        SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+                          WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
+                          ELSE 'IDLE' END,
+            run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
+            -- Whoever asked gave their trigger to the run that just ended: this one follows it.
+            requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
+                                     THEN coalesce(p.requested_trigger, %(follows)s)
+                                     ELSE p.requested_trigger END,
+            requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
+                                    THEN format(%(reason)s, p.run_requested_at)
+                                    ELSE p.requested_reason END,
+            requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
+            range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
+            accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
+            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
+            attempts = 0, last_error = NULL
+        WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
+        RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
+        """
+    )
+    .format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN)
+    .as_bytes()
 )
 
 
@@ -710,15 +754,17 @@ def finish_run(
     *,
     answers: datetime | None = None,
 ) -> None:
-    connection.execute(
-        """
-        UPDATE etl.etl_runs
-        SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
-            error_code = %s, error_message = %s, answers_request = coalesce(answers_request, %s)
-        WHERE id = %s
-        """,
-        [outcome, code, cut(message), answers, run_id],
-    )
+    _FINISH.execute(connection, [outcome, code, cut(message), answers, run_id])
+
+
+_FINISH = Statement(
+    b"""
+    UPDATE etl.etl_runs
+    SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+        error_code = %s, error_message = %s, answers_request = coalesce(answers_request, %s)
+    WHERE id = %s
+    """
+)
 
 
 def cut(message: str | None) -> str | None:

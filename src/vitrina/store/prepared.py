@@ -1,14 +1,15 @@
-"""Statements that requests to the API execute all the time: prepared once in a session, executed without a cursor.
+"""Statements that the API and runs execute all the time: prepared once in a session, executed without a cursor.
 
 For every execution a cursor of the driver finds out anew how each column is read, and is made anew itself. That takes
 several times as long as asking such a statement, which finds a row or a page by an index. What is found out here is
 kept with the session. Other sessions execute a `Statement` in the driver's usual way.
 
-The driver itself must not prepare statements in such a session (`prepare_threshold`): after a rollback it would
-deallocate all that there are, ours among them.
+The driver itself must keep no prepared statement in such a session: after a rollback, or a DROP, it would deallocate
+all that there are, ours among them. See `prepare_once`.
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -38,6 +39,15 @@ class PreparingConnection(Connection):
         self.numbers = count()
 
 
+def prepare_once(connection: Connection) -> None:
+    """Let the driver prepare only what it is told to (`prepare=True`), and close that again at once.
+
+    With `prepare_threshold` set to None it would prepare nothing, and send users' SQL in a way that takes two
+    statements.
+    """
+    connection.prepare_threshold, connection.prepared_max = sys.maxsize, 0
+
+
 class Statement:
     """A statement in the driver's notation: `%s`, or `%(name)s`. Types of parameters are those of their places."""
 
@@ -54,6 +64,13 @@ class Statement:
 
     def fetch_one(self, connection: Connection, values: Values) -> Row | None:
         return next(iter(self.fetch_all(connection, values)), None)
+
+    def get_one(self, connection: Connection, values: Values = ()) -> Row:
+        """Return the row of a statement that always gives one."""
+        row = self.fetch_one(connection, values)
+        if row is None:
+            raise RuntimeError("a statement that always gives a row gave none")
+        return row
 
     def fetch_all(self, connection: Connection, values: Values) -> list[Row]:
         found = self._prepared_in(connection)

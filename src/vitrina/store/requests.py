@@ -232,27 +232,7 @@ def claim_next(
     lacks is no reason: the answer says which there are.
     """
     return connection.execute(
-        SQL(
-            """
-            UPDATE etl.etl_requests
-            SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
-                payload = payload - %(wants)s,  -- that was the runner before
-                lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
-            WHERE id = (
-                SELECT r.id FROM etl.etl_requests r
-                WHERE r.status IN ('QUEUED', 'WORKING')
-                  AND (r.status = 'QUEUED' OR r.lease_until < clock_timestamp() AND r.attempts < %(tries)s
-                       -- A repair whose runner is gone still holds the pipeline, until recovery has taken it away.
-                       AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
-                                       WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL
-                                         AND p.runner_id = r.runner_id AND p.claim_returns IS NOT NULL))
-                  AND (%(covers)s::text[] IS NULL
-                       OR NOT EXISTS (SELECT FROM etl.etl_pipelines p
-                                      WHERE p.id = r.pipeline_id AND NOT {needed} <@ %(covers)s::text[]))
-                ORDER BY r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED)
-            RETURNING *
-            """
-        ).format(needed=coverage.CONNECTORS_NEEDED),
+        _CLAIM_NEXT,
         {
             "runner": runner_id,
             "ttl": ttl_seconds,
@@ -261,6 +241,34 @@ def claim_next(
             "covers": list(covers) if covers is not None else None,
         },
     ).fetchone()
+
+
+# Composed once: the runner asks at every look around.
+_CLAIM_NEXT = (
+    SQL(
+        """
+        UPDATE etl.etl_requests
+        SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
+            payload = payload - %(wants)s,  -- that was the runner before
+            lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
+        WHERE id = (
+            SELECT r.id FROM etl.etl_requests r
+            WHERE r.status IN ('QUEUED', 'WORKING')
+              AND (r.status = 'QUEUED' OR r.lease_until < clock_timestamp() AND r.attempts < %(tries)s
+                   -- A repair whose runner is gone still holds the pipeline, until recovery has taken it away.
+                   AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                                   WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL
+                                     AND p.runner_id = r.runner_id AND p.claim_returns IS NOT NULL))
+              AND (%(covers)s::text[] IS NULL
+                   OR NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                                  WHERE p.id = r.pipeline_id AND NOT {needed} <@ %(covers)s::text[]))
+            ORDER BY r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED)
+        RETURNING *
+        """
+    )
+    .format(needed=coverage.CONNECTORS_NEEDED)
+    .as_bytes()
+)
 
 
 def want_lease(connection: Connection, request_id: UUID) -> None:

@@ -67,15 +67,8 @@ def list_measured(connection: Connection, pipeline_id: UUID, check: str, *, limi
 
 def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> int | None:
     """Record a run's counters. Return the batch size of its version, while that is the pipeline's current version."""
-    row = connection.execute(
-        """
-        UPDATE etl.etl_runs
-        SET rows_read = %s, rows_written = %s, rows_deleted = %s, rows_rejected = %s, batches = %s,
-            cursor_from = %s, cursor_to = %s, metrics = %s, attempts = %s, updated_at = clock_timestamp()
-        WHERE id = %s AND status = 'RUNNING'
-        RETURNING (SELECT p.batch_size FROM etl.etl_pipelines p
-                   WHERE p.id = pipeline_id AND p.version = pipeline_version) AS batch_size
-        """,
+    row = _RECORD_PROGRESS.fetch_one(
+        connection,
         [
             counters.rows_read,
             counters.rows_written,
@@ -88,8 +81,20 @@ def record_progress(connection: Connection, run_id: UUID, counters: Counters, *,
             attempts,
             run_id,
         ],
-    ).fetchone()
+    )
     return row["batch_size"] if row else None
+
+
+_RECORD_PROGRESS = Statement(
+    b"""
+    UPDATE etl.etl_runs
+    SET rows_read = %s, rows_written = %s, rows_deleted = %s, rows_rejected = %s, batches = %s,
+        cursor_from = %s, cursor_to = %s, metrics = %s, attempts = %s, updated_at = clock_timestamp()
+    WHERE id = %s AND status = 'RUNNING'
+    RETURNING (SELECT p.batch_size FROM etl.etl_pipelines p
+               WHERE p.id = pipeline_id AND p.version = pipeline_version) AS batch_size
+    """
+)
 
 
 def move_to_version(connection: Connection, pipeline_id: UUID, version: int) -> None:

@@ -11,6 +11,7 @@ from psycopg.pq import TransactionStatus
 
 from vitrina.store import database
 from vitrina.store.database import Connection
+from vitrina.store.prepared import PreparingConnection, Statement, prepare_once
 
 # Sessions that no run holds have this name. Runs rename theirs: whoever ends the sessions of older runs spares these.
 IDLE_NAME = "vitrina:kept"
@@ -59,10 +60,15 @@ class SessionPool:
                 self._note_taken(login, found)
                 return found.connection
         connection = database.connect(
-            url, IDLE_NAME, connect_timeout_seconds=connect_timeout_seconds, settings=settings
+            url,
+            IDLE_NAME,
+            connect_timeout_seconds=connect_timeout_seconds,
+            settings=settings,
+            kind=PreparingConnection,
         )
+        prepare_once(connection)
         with database.translated_connect(url):
-            database.settle(connection, application_name)
+            _settle(connection, application_name)
         self._note_taken(login, _Session(connection, time.monotonic()))
         return connection
 
@@ -129,11 +135,21 @@ class SessionPool:
 def _rename(connection: Connection, application_name: str) -> bool:
     """Make an idle session a run's; False when it has ended in the meantime."""
     try:
-        database.settle(connection, application_name)
+        _settle(connection, application_name)
     except psycopg.Error:
         _close(connection)
         return False
     return True
+
+
+def _settle(connection: Connection, application_name: str) -> None:
+    """Apply what cannot be sent on connecting, and take the name of a run."""
+    database.settled_as(connection, _SETTLE_AS.get_one(connection, [application_name[:63]]))
+
+
+_SETTLE_AS = Statement(
+    f"{database.SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name', %s, false)".encode()
+)
 
 
 def _reset(connection: Connection) -> bool:

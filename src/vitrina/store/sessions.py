@@ -9,6 +9,7 @@ import psycopg
 
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.prepared import Statement
 
 
 def end_older(connection: Connection, claim: Claim) -> int:
@@ -16,17 +17,19 @@ def end_older(connection: Connection, claim: Claim) -> int:
 
     Never end a newer one: a runner that was suspended and resumed must not end the sessions of its successor.
     """
-    return connection.execute(
-        """
-        SELECT pg_catalog.pg_terminate_backend(a.pid)
-        FROM pg_catalog.pg_stat_activity a
-        WHERE a.usename = current_user AND a.pid <> pg_catalog.pg_backend_pid()
-          AND a.application_name LIKE %(ours)s
-          AND CASE WHEN split_part(a.application_name, ':', 3) ~ '^[0-9]{1,18}$'
-                   THEN split_part(a.application_name, ':', 3)::bigint < %(epoch)s END
-        """,
-        {"ours": f"vitrina:{claim.pipeline_id}:%", "epoch": claim.epoch},
-    ).rowcount
+    return _END_OLDER.execute(connection, {"ours": f"vitrina:{claim.pipeline_id}:%", "epoch": claim.epoch})
+
+
+_END_OLDER = Statement(
+    b"""
+    SELECT pg_catalog.pg_terminate_backend(a.pid)
+    FROM pg_catalog.pg_stat_activity a
+    WHERE a.usename = current_user AND a.pid <> pg_catalog.pg_backend_pid()
+      AND a.application_name LIKE %(ours)s
+      AND CASE WHEN split_part(a.application_name, ':', 3) ~ '^[0-9]{1,18}$'
+               THEN split_part(a.application_name, ':', 3)::bigint < %(epoch)s END
+    """
+)
 
 
 def cut(connection: Connection) -> None:

@@ -21,7 +21,16 @@ UNKNOWN_DATABASE = "unknown"
 
 def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTORE_TABLE) -> Checkpoint:
     """Take the checkpoint row from every older epoch; from now on a late runner's fence finds nothing."""
-    row = connection.execute(
+    row = _SEIZE[table.as_string()].fetch_one(
+        connection, {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id}
+    )
+    if row is None:
+        raise LeaseLost(f"pipeline {claim.name}: a newer epoch than {claim.epoch} holds the checkpoint")
+    return _checkpoint(row)
+
+
+_SEIZE = {
+    table.as_string(): Statement(
         sql.SQL(
             """
             INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id)
@@ -31,12 +40,12 @@ def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTOR
             WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
             RETURNING s.*
             """
-        ).format(table=table),
-        {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id},
-    ).fetchone()
-    if row is None:
-        raise LeaseLost(f"pipeline {claim.name}: a newer epoch than {claim.epoch} holds the checkpoint")
-    return _checkpoint(row)
+        )
+        .format(table=table)
+        .as_bytes()
+    )
+    for table in (METASTORE_TABLE, LEDGER_TABLE)
+}
 
 
 def advance(
@@ -46,7 +55,24 @@ def advance(
 
     Raise `LeaseLost` when it changes no row: a newer claim holds the checkpoint, and the transaction rolls back.
     """
-    changed = connection.execute(
+    changed = _ADVANCE[table.as_string()].execute(
+        connection,
+        {
+            **vars(checkpoint),
+            "segments": Jsonb(checkpoint.accepted.as_json()),
+            "identity": Jsonb(checkpoint.identity),
+            "id": claim.pipeline_id,
+            "epoch": claim.epoch,
+            "claim": claim.claim_id,
+            "run": claim.run_id,
+        },
+    )
+    if not changed:
+        raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+
+
+_ADVANCE = {
+    table.as_string(): Statement(
         sql.SQL(
             """
             UPDATE {table}
@@ -57,19 +83,12 @@ def advance(
                 identity = %(identity)s, run_id = %(run)s, updated_at = clock_timestamp()
             WHERE pipeline_id = %(id)s AND epoch = %(epoch)s AND claim_id = %(claim)s
             """
-        ).format(table=table),
-        {
-            **vars(checkpoint),
-            "segments": Jsonb(checkpoint.accepted.as_json()),
-            "identity": Jsonb(checkpoint.identity),
-            "id": claim.pipeline_id,
-            "epoch": claim.epoch,
-            "claim": claim.claim_id,
-            "run": claim.run_id,
-        },
-    ).rowcount
-    if not changed:
-        raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+        )
+        .format(table=table)
+        .as_bytes()
+    )
+    for table in (METASTORE_TABLE, LEDGER_TABLE)
+}
 
 
 def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint, of: str | None) -> None:
@@ -134,17 +153,7 @@ def discard_load(connection: Connection, claim: Claim) -> bool:
 
 def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     """Discard unfinished loads of other pipelines on this target: they are older than what we are about to write."""
-    return connection.execute(
-        sql.SQL(
-            """
-            UPDATE etl.etl_state s SET {no_load}
-            FROM etl.etl_pipelines p
-            WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %s AND p.claim_id IS NULL
-              AND {target} = %s
-            """
-        ).format(no_load=_NO_LOAD, target=HELD_TARGET),
-        [list(OF_THE_LOAD), claim.pipeline_id, claim.row["holds_target"]],
-    ).rowcount
+    return _DISCARD_OTHERS.execute(connection, [list(OF_THE_LOAD), claim.pipeline_id, claim.row["holds_target"]])
 
 
 # `Checkpoint.without_load`, in SQL; its parameter is the list of the keys that go.
@@ -153,6 +162,20 @@ _NO_LOAD = sql.SQL(
     segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
     last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %s::text[]
     """
+)
+
+
+_DISCARD_OTHERS = Statement(
+    sql.SQL(
+        """
+        UPDATE etl.etl_state s SET {no_load}
+        FROM etl.etl_pipelines p
+        WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %s AND p.claim_id IS NULL
+          AND {target} = %s
+        """
+    )
+    .format(no_load=_NO_LOAD, target=HELD_TARGET)
+    .as_bytes()
 )
 
 

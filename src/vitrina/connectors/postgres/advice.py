@@ -11,6 +11,7 @@ from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.definition import Options
 from vitrina.sentences import say
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 # Below this a table is read as fast as its index.
 WORTH_AN_INDEX_BYTES = 1 << 20
@@ -101,44 +102,46 @@ def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterat
 
 
 def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:
-    return source.execute(
-        """
-        SELECT c.oid::regclass::text AS table, s.nspname AS schema, c.relname AS relation, a.attname AS column,
-               clock_timestamp()::text AS now,
-               -- A constraint may be there for new rows only, or not for the tables that inherit.
-               a.attnotnull AND NOT (c.relhassubclass AND c.relkind = 'r') AND NOT EXISTS (
-                   SELECT FROM pg_catalog.pg_constraint n
-                   WHERE n.conrelid = c.oid AND n.contype = 'n' AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated
-               ) AS not_null,
-               (SELECT coalesce(sum(pg_catalog.pg_relation_size(t.relid)), 0)
-                FROM pg_catalog.pg_partition_tree(c.oid) t) + pg_catalog.pg_relation_size(c.oid) AS bytes,
-               -- Whatever the application may do, a default counts once and a trigger each time.
-               coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~* %(clocks)s, false)
-                   AND a.attgenerated = '' AS set_by_default,
-               EXISTS (SELECT FROM pg_catalog.pg_trigger g
-                       WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
-                         AND g.tgtype & 19 = 19) AS set_by_trigger, -- FOR EACH ROW, BEFORE, UPDATE
-               (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_updated(t.relid)), 0)
-                FROM pg_catalog.pg_partition_tree(c.oid) t)
-                   + pg_catalog.pg_stat_get_tuples_updated(c.oid) AS updates,
-               (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(t.relid)), 0)
-                FROM pg_catalog.pg_partition_tree(c.oid) t)
-                   + pg_catalog.pg_stat_get_tuples_inserted(c.oid) AS inserts,
-               coalesce(i.indexed, false) AS indexed, coalesce(i.bytewise, false) AS bytewise
-        FROM pg_catalog.pg_attribute a
-        JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
-        JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
-        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-        LEFT JOIN LATERAL (
-            -- An index in the order of the database's own collation does not serve, even if that orders bytes.
-            SELECT true AS indexed, bool_or(x.indcollation[0] = 'pg_catalog."C"'::pg_catalog.regcollation) AS bytewise
-            FROM pg_catalog.pg_index x
-            JOIN pg_catalog.pg_class xc ON xc.oid = x.indexrelid
-            JOIN pg_catalog.pg_am m ON m.oid = xc.relam AND m.amname = 'btree'
-            WHERE x.indrelid = c.oid AND x.indkey[0] = a.attnum AND x.indisvalid AND x.indpred IS NULL
-            HAVING count(*) > 0
-        ) i ON true
-        WHERE a.attrelid = %(table)s AND a.attnum = %(column)s AND c.relkind IN ('r', 'p', 'm')
-        """,
-        {"clocks": _CLOCKS, "table": origin[0], "column": origin[1]},
-    ).fetchone()
+    return _FIND_COLUMN.fetch_one(source, {"clocks": _CLOCKS, "table": origin[0], "column": origin[1]})
+
+
+_FIND_COLUMN = Statement(
+    b"""
+    SELECT c.oid::regclass::text AS table, s.nspname AS schema, c.relname AS relation, a.attname AS column,
+           clock_timestamp()::text AS now,
+           -- A constraint may be there for new rows only, or not for the tables that inherit.
+           a.attnotnull AND NOT (c.relhassubclass AND c.relkind = 'r') AND NOT EXISTS (
+               SELECT FROM pg_catalog.pg_constraint n
+               WHERE n.conrelid = c.oid AND n.contype = 'n' AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated
+           ) AS not_null,
+           (SELECT coalesce(sum(pg_catalog.pg_relation_size(t.relid)), 0)
+            FROM pg_catalog.pg_partition_tree(c.oid) t) + pg_catalog.pg_relation_size(c.oid) AS bytes,
+           -- Whatever the application may do, a default counts once and a trigger each time.
+           coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~* %(clocks)s, false)
+               AND a.attgenerated = '' AS set_by_default,
+           EXISTS (SELECT FROM pg_catalog.pg_trigger g
+                   WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
+                     AND g.tgtype & 19 = 19) AS set_by_trigger, -- FOR EACH ROW, BEFORE, UPDATE
+           (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_updated(t.relid)), 0)
+            FROM pg_catalog.pg_partition_tree(c.oid) t)
+               + pg_catalog.pg_stat_get_tuples_updated(c.oid) AS updates,
+           (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(t.relid)), 0)
+            FROM pg_catalog.pg_partition_tree(c.oid) t)
+               + pg_catalog.pg_stat_get_tuples_inserted(c.oid) AS inserts,
+           coalesce(i.indexed, false) AS indexed, coalesce(i.bytewise, false) AS bytewise
+    FROM pg_catalog.pg_attribute a
+    JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+    JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    LEFT JOIN LATERAL (
+        -- An index in the order of the database's own collation does not serve, even if that orders bytes.
+        SELECT true AS indexed, bool_or(x.indcollation[0] = 'pg_catalog."C"'::pg_catalog.regcollation) AS bytewise
+        FROM pg_catalog.pg_index x
+        JOIN pg_catalog.pg_class xc ON xc.oid = x.indexrelid
+        JOIN pg_catalog.pg_am m ON m.oid = xc.relam AND m.amname = 'btree'
+        WHERE x.indrelid = c.oid AND x.indkey[0] = a.attnum AND x.indisvalid AND x.indpred IS NULL
+        HAVING count(*) > 0
+    ) i ON true
+    WHERE a.attrelid = %(table)s AND a.attnum = %(column)s AND c.relkind IN ('r', 'p', 'm')
+    """
+)

@@ -12,6 +12,7 @@ from vitrina.ports.types import fits
 from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 from vitrina.targets import PostgresTarget
 
 
@@ -68,21 +69,7 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
     """Find the table, or return None when there is none of that name."""
-    head = connection.execute(
-        """
-        SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
-               pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
-               c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS (
-                   SELECT FROM pg_catalog.pg_trigger t -- BEFORE ROW: it may leave a row out without a word
-                   WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3
-               ) AS takes_every_row,
-               (SELECT count(*) FROM pg_catalog.pg_index i
-                WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ
-        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = %s AND c.relname = %s
-        """,
-        [target.schema, target.table],
-    ).fetchone()
+    head = _FIND_TABLE.fetch_one(connection, [target.schema, target.table])
     if head is None:
         return None
     keys = _unique_keys(connection, head["oid"])
@@ -102,6 +89,22 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         cascading=_cascading(connection, head["oid"]),
         files=files_of(connection, target),
     )
+
+
+_FIND_TABLE = Statement(
+    b"""
+    SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
+           pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
+           c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS (
+               SELECT FROM pg_catalog.pg_trigger t -- BEFORE ROW: it may leave a row out without a word
+               WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3
+           ) AS takes_every_row,
+           (SELECT count(*) FROM pg_catalog.pg_index i
+            WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s::text AND c.relname = %s::text
+    """
+)
 
 
 # Bits of pg_trigger.tgtype, and what pg_rewrite.ev_type calls the same.
@@ -133,41 +136,45 @@ def skippers(connection: Connection, table: Table, event: str) -> list[str]:
 
 def files_of(connection: Connection, target: PostgresTarget) -> str:
     """Name the files that keep the rows of a table; empty when the table does not exist."""
-    row = connection.execute(
-        """
-        SELECT concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
-                   SELECT string_agg(pg_catalog.pg_relation_filenode(t.relid)::text, ',' ORDER BY t.relid)
-                   FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p')) AS files
-        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = %s AND c.relname = %s
-        """,
-        [target.schema, target.table],
-    ).fetchone()
+    row = _FILES.fetch_one(connection, [target.schema, target.table])
     return str(row["files"]) if row else ""
 
 
+_FILES = Statement(
+    b"""
+    SELECT concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
+               SELECT string_agg(pg_catalog.pg_relation_filenode(t.relid)::text, ',' ORDER BY t.relid)
+               FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p')) AS files
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s::text AND c.relname = %s::text
+    """
+)
+
+
 def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
-    rows = connection.execute(
-        """
-        SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
-               (WITH RECURSIVE base (oid, typmod) AS ( -- a domain may be made of a domain
-                    SELECT a.atttypid, a.atttypmod
-                    UNION ALL
-                    SELECT d.typbasetype, d.typtypmod
-                    FROM base JOIN pg_catalog.pg_type d ON d.oid = base.oid AND d.typtype = 'd')
-                SELECT pg_catalog.format_type(base.oid, base.typmod)
-                FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd') AS base_type,
-               CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
-               a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
-               a.attidentity = 'a' AS always_identity
-        FROM pg_catalog.pg_attribute a
-        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-        WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
-        ORDER BY a.attnum
-        """,
-        [oid],
-    ).fetchall()
+    rows = _COLUMNS.fetch_all(connection, [oid])
     return tuple(TableColumn(**row) for row in rows)
+
+
+_COLUMNS = Statement(
+    b"""
+    SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
+           (WITH RECURSIVE base (oid, typmod) AS ( -- a domain may be made of a domain
+                SELECT a.atttypid, a.atttypmod
+                UNION ALL
+                SELECT d.typbasetype, d.typtypmod
+                FROM base JOIN pg_catalog.pg_type d ON d.oid = base.oid AND d.typtype = 'd')
+            SELECT pg_catalog.format_type(base.oid, base.typmod)
+            FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd') AS base_type,
+           CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
+           a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
+           a.attidentity = 'a' AS always_identity
+    FROM pg_catalog.pg_attribute a
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+    """
+)
 
 
 def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[Column]]:
@@ -192,18 +199,20 @@ def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dic
 
 def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
     """List unique keys on plain columns, without a predicate; a row can be found by each of them."""
-    return connection.execute(
-        """
-        SELECT i.indisprimary AS primary,
-               (SELECT array_agg(a.attname::text ORDER BY k.position)
-                FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
-                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) AS columns
-        FROM pg_catalog.pg_index i
-        WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid
-        ORDER BY i.indisprimary DESC, i.indexrelid
-        """,
-        [oid],
-    ).fetchall()
+    return _UNIQUE_KEYS.fetch_all(connection, [oid])
+
+
+_UNIQUE_KEYS = Statement(
+    b"""
+    SELECT i.indisprimary AS primary,
+           (SELECT array_agg(a.attname::text ORDER BY k.position)
+            FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
+            JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) AS columns
+    FROM pg_catalog.pg_index i
+    WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid
+    ORDER BY i.indisprimary DESC, i.indexrelid
+    """
+)
 
 
 def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
@@ -211,34 +220,38 @@ def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
 
     Postgres records this for each type and collation, because deduplication of index entries needs it.
     """
-    rows = connection.execute(
-        """
-        SELECT a.attname AS name
-        FROM pg_catalog.pg_index i
-        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
-            AS k(attnum, opclass, ordered_by)
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-        JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
-        LEFT JOIN pg_catalog.pg_amproc p
-            ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 4
-        LEFT JOIN pg_catalog.pg_collation c ON c.oid = k.ordered_by
-        WHERE i.indrelid = %s AND i.indisunique AND (p.oid IS NULL OR NOT coalesce(c.collisdeterministic, true))
-        """,
-        [oid],
-    ).fetchall()
+    rows = _LOOSELY_EQUAL.fetch_all(connection, [oid])
     return frozenset(row["name"] for row in rows)
+
+
+_LOOSELY_EQUAL = Statement(
+    b"""
+    SELECT a.attname AS name
+    FROM pg_catalog.pg_index i
+    CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+        AS k(attnum, opclass, ordered_by)
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
+    LEFT JOIN pg_catalog.pg_amproc p
+        ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 4
+    LEFT JOIN pg_catalog.pg_collation c ON c.oid = k.ordered_by
+    WHERE i.indrelid = %s AND i.indisunique AND (p.oid IS NULL OR NOT coalesce(c.collisdeterministic, true))
+    """
+)
 
 
 def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
     """List foreign keys of other tables that would delete or blank their rows when the mart's rows are deleted."""
-    rows = connection.execute(
-        """
-        SELECT format('%%s on %%s', conname, conrelid::regclass) AS name FROM pg_catalog.pg_constraint
-        WHERE confrelid = %s AND contype = 'f' AND confdeltype IN ('c', 'n', 'd')
-        """,
-        [oid],
-    ).fetchall()
+    rows = _CASCADING.fetch_all(connection, [oid])
     return tuple(row["name"] for row in rows)
+
+
+_CASCADING = Statement(
+    b"""
+    SELECT format('%%s on %%s', conname, conrelid::regclass) AS name FROM pg_catalog.pg_constraint
+    WHERE confrelid = %s AND contype = 'f' AND confdeltype IN ('c', 'n', 'd')
+    """
+)
 
 
 def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[str]:

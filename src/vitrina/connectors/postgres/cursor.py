@@ -13,6 +13,7 @@ from vitrina.errors import FatalError
 from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 # Who keeps a transaction open: pid, user, since.
 Holder = dict[str, Any]
@@ -175,8 +176,11 @@ class Watermark:
 
 
 def is_standby(source: Connection) -> bool:
-    row = database.one(source.execute("SELECT pg_catalog.pg_is_in_recovery() AS standby"))
+    row = _IS_STANDBY.get_one(source, [])
     return bool(row["standby"])
+
+
+_IS_STANDBY = Statement(b"SELECT pg_catalog.pg_is_in_recovery() AS standby")
 
 
 def refuse_on_standby(cursor: Cursor, options: Options) -> None:
@@ -233,9 +237,7 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
     """Keep the checkpoint before the start of each open transaction: its rows carry that time and commit later."""
     found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
     # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
-    row = database.one(
-        source.execute("SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()")
-    )
+    row = _OPEN_PREPARED.get_one(source)
     if row["open"] or found["unreadable"]:
         what = "a prepared transaction is open" if row["open"] else "a session's transaction cannot be read"
         return Watermark(safe, hold={"reason": what, "since": datetime.now(UTC).isoformat()})
@@ -269,10 +271,13 @@ OLDEST_TRANSACTION = """
           AND coalesce(backend_type, '') <> 'walsender'
     ) a ON true
 """
+_OPEN_PREPARED = Statement(
+    b"SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
+)
 
 
 def _oldest_transaction(source: Connection, margin_seconds: float) -> dict[str, Any]:
-    return database.one(source.execute(OLDEST_TRANSACTION, {"margin": margin_seconds, "readers": [READER]}))
+    return Statement(OLDEST_TRANSACTION.encode()).get_one(source, {"margin": margin_seconds, "readers": [READER]})
 
 
 READER = "vitrina_reader"

@@ -342,6 +342,7 @@ class StageLoad(BaseLoad):
         self.name = loading.name or target.writer.new_stage_name()
         self.stage = replace(target.stage(self.name, loading), is_tagged=self._needs_tags(loading))
         self.checks = target.checks_of(loading.checks)
+        self._is_dropped = False
 
     def _needs_tags(self, loading: Loading) -> bool:
         """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
@@ -397,7 +398,11 @@ class StageLoad(BaseLoad):
             counts, judged = self._publish(found)
             target.check_constraints()
             rows = counts.inserted + counts.updated + counts.unchanged
-            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes(), judged))
+            done = Done(counts, target.remember(found, rows), target.notes(), judged)
+            # With the rows it held: a transaction of its own would wait for the disk once more.
+            self.stage.drop(target.session)
+            fence.inside(target.session, done)
+        self._is_dropped = True
         return counts
 
     def _publish(self, found: Checkpoint) -> "tuple[Counts, Judgement | None]":
@@ -434,11 +439,21 @@ class StageLoad(BaseLoad):
             raise StageLost(f"the mart was repaired after the rows of this load were read ({dated})")
 
     def discard(self) -> None:
-        self.stage.drop(self._target.session)
+        """Drop the stage, unless that was done when its rows were shown."""
+        if not self._is_dropped:
+            self.stage.drop(self._target.session)
+
+
+# So many merged rows may stay in a stage: they are read past faster than the stage is truncated.
+MAX_LEFT_ROWS = 2_000
 
 
 class MergeLoad(BaseLoad):
-    """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part."""
+    """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part.
+
+    Where one batch is expected there is one: rows say which batch they belong to, and making a table costs the server
+    more than merging a few hundred rows.
+    """
 
     def __init__(self, target: MartTarget, loading: Loading) -> None:
         self._target = target
@@ -446,11 +461,17 @@ class MergeLoad(BaseLoad):
         self._writer = target.writer
         pipeline = str(target.opening.claim.pipeline_id)
         self.stages = tuple(
-            target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
+            target.stage(stage_name(pipeline, suffix), loading, loading.version_types)
+            for suffix in ("a", "b")[: 1 if self._needs_one(loading) else 2]
         )
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
         self._checks = target.checks_of(loading.checks)
         self._kept: Stager | None = None
+        # Rows of merged batches that were left in a stage.
+        self._left: dict[str, int] = {}
+
+    def _needs_one(self, loading: Loading) -> bool:
+        return loading.in_one_batch and self._target.opening.definition.mode != "live"
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -473,9 +494,23 @@ class MergeLoad(BaseLoad):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number)
-            stage.truncate(target.session)
+            self._empty(stage, part)
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
+
+    def _empty(self, stage: Stage, part: Part) -> None:
+        """Empty a stage that has grown. A few rows stay in it: no other batch has their number, so none counts them.
+
+        TRUNCATE gives the table new files and has the server look through all its buffers for the old ones.
+        """
+        self._left[stage.name] = self._left.get(stage.name, 0) + part.staged_rows
+        if self._left[stage.name] <= MAX_LEFT_ROWS:
+            return
+        self._left[stage.name] = 0
+        if len(self.stages) > 1:
+            stage.truncate(self._target.session)
+        else:  # the next batch may be on its way into it
+            stage.discard_upto(self._target.session, self._target.opening.claim.epoch, part.number)
 
     def _judge(self, stage: Stage, part: Part) -> "Judgement | None":
         if self._checks is None:
@@ -594,13 +629,16 @@ class PostgresShortcut:
             raise TypeError(f"a stage is filled, not {load}")
         self._source.admit_window(self._source.bounds_of(window))
         with ExitStack() as sessions:
-            second = self._second_session(sessions)
-            self._target.date_snapshot()
             if route.route == "copy":
+                second = self._second_session(sessions)
+                self._target.date_snapshot()
                 yield self._by_copy(load.stages, window, route, second)
             else:
+                paging = self._paging(window, route)
+                probe = self._second_session(sessions) if paging.staged_as else None
+                self._target.date_snapshot()
                 snapshot = self._snapshot(window, route, sessions)
-                yield self._by_postgres(load.stages, window, route, second, snapshot)
+                yield self._by_postgres(load.stages, window, probe, snapshot, paging=paging, isolate=route.isolate)
 
     def handle(self, load: Load, window: Window, route: Route) -> CopyHandle:
         """Describe how rows are copied, for processes that copy a range each."""
@@ -629,9 +667,11 @@ class PostgresShortcut:
         self,
         stages: tuple[Stage, ...],
         window: Window,
-        route: Route,
-        probe: Connection,
+        probe: Connection | None,
         snapshot: SharedSnapshot | None,
+        *,
+        paging: Paging,
+        isolate: bool,
     ) -> Filling:
         source, opening = self._source, self._target.opening
         return PushdownSource(
@@ -640,10 +680,10 @@ class PostgresShortcut:
             source.query,
             bounds=source.bounds_of(window),
             stages=stages,
-            paging=self._paging(window, route),
+            paging=paging,
             epoch=opening.claim.epoch,
             target=opening.name,
-            isolate=route.isolate,
+            isolate=isolate,
             snapshot=snapshot,
         )
 

@@ -9,6 +9,7 @@ from vitrina.errors import SourceQueryFailed
 from vitrina.sqlguard import tokens
 from vitrina.sqlguard.tokens import Kind, Token
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 _WHOLE_EXPRESSION = frozenset({"select", "distinct", "all", "by", ","})
 _END_OF_EXPRESSION = frozenset(
@@ -153,7 +154,8 @@ def _value(words: list[Token], place: int) -> str:
     return words[place].value
 
 
-_HAS_FOREIGN_TYPES = """
+_HAS_FOREIGN_TYPES = Statement(
+    b"""
     SELECT 1 FROM unnest(%s::text[], %s::text[]) AS w(schema, name)
     JOIN pg_catalog.pg_class c ON c.relnamespace = pg_catalog.to_regnamespace(pg_catalog.quote_ident(w.schema))
      AND c.relname = w.name
@@ -161,6 +163,7 @@ _HAS_FOREIGN_TYPES = """
     JOIN pg_catalog.pg_type y ON y.oid = a.atttypid
     WHERE y.typnamespace <> 'pg_catalog'::regnamespace LIMIT 1
 """
+)
 
 
 def _columns(source: Connection, relations: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -168,7 +171,7 @@ def _columns(source: Connection, relations: Iterable[tuple[str, str]]) -> list[d
     listed = list(relations)
     wanted = [[schema for schema, _ in listed], [name for _, name in listed]]
     # Asked first: most queries read no such type, and the question below takes longer to plan than to answer.
-    if source.execute(_HAS_FOREIGN_TYPES, wanted).fetchone() is None:
+    if _HAS_FOREIGN_TYPES.fetch_one(source, wanted) is None:
         return []
     return source.execute(
         """

@@ -9,6 +9,7 @@ from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.source import SqlReader
 from vitrina.sentences import say
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 # Views over views over views: more than anybody writes.
 _MAX_DEPTH = 20
@@ -92,37 +93,39 @@ _PLAIN_CLOCK = re.compile(
 
 def _tables(source: Connection, origin: tuple[int, int]) -> list[dict[str, Any]]:
     """List the table, its partitions and the tables that inherit from it, each with its column of that name."""
-    return source.execute(
-        """
-        WITH RECURSIVE tree AS (
-            SELECT %(table)s::oid AS oid
-            UNION
-            SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
-        )
-        SELECT c.oid::regclass::text AS name, c.relkind AS kind, a.attgenerated <> '' AS is_generated,
-               (SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) FROM pg_catalog.pg_attrdef d
-                WHERE d.adrelid = c.oid AND d.adnum = a.attnum) AS default,
-               EXISTS (SELECT FROM pg_catalog.pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
-               (SELECT json_agg(json_build_object('name', s.seqrelid::regclass::text, 'cache', s.seqcache,
-                                                  'step', s.seqincrement, 'cycles', s.seqcycle))
-                FROM pg_catalog.pg_sequence s
-                WHERE s.seqrelid IN (
-                    -- What a default draws from, and what belongs to an identity column.
-                    SELECT d.refobjid FROM pg_catalog.pg_depend d
-                    JOIN pg_catalog.pg_attrdef f ON f.oid = d.objid AND f.adrelid = c.oid AND f.adnum = a.attnum
-                    WHERE d.classid = 'pg_catalog.pg_attrdef'::regclass
-                      AND d.refclassid = 'pg_catalog.pg_class'::regclass
-                    UNION
-                    SELECT d.objid FROM pg_catalog.pg_depend d
-                    WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'
-                      AND d.refclassid = 'pg_catalog.pg_class'::regclass
-                      AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
-                )) AS sequences
-        FROM tree
-        JOIN pg_catalog.pg_class c ON c.oid = tree.oid
-        JOIN pg_catalog.pg_attribute named ON named.attrelid = %(table)s AND named.attnum = %(column)s
-        JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = named.attname AND NOT a.attisdropped
-        ORDER BY tree.oid
-        """,
-        {"table": origin[0], "column": origin[1]},
-    ).fetchall()
+    return _TABLES.fetch_all(source, {"table": origin[0], "column": origin[1]})
+
+
+_TABLES = Statement(
+    b"""
+    WITH RECURSIVE tree AS (
+        SELECT %(table)s::oid AS oid
+        UNION
+        SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+    )
+    SELECT c.oid::regclass::text AS name, c.relkind AS kind, a.attgenerated <> '' AS is_generated,
+           (SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) FROM pg_catalog.pg_attrdef d
+            WHERE d.adrelid = c.oid AND d.adnum = a.attnum) AS default,
+           EXISTS (SELECT FROM pg_catalog.pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
+           (SELECT json_agg(json_build_object('name', s.seqrelid::regclass::text, 'cache', s.seqcache,
+                                              'step', s.seqincrement, 'cycles', s.seqcycle))
+            FROM pg_catalog.pg_sequence s
+            WHERE s.seqrelid IN (
+                -- What a default draws from, and what belongs to an identity column.
+                SELECT d.refobjid FROM pg_catalog.pg_depend d
+                JOIN pg_catalog.pg_attrdef f ON f.oid = d.objid AND f.adrelid = c.oid AND f.adnum = a.attnum
+                WHERE d.classid = 'pg_catalog.pg_attrdef'::regclass
+                  AND d.refclassid = 'pg_catalog.pg_class'::regclass
+                UNION
+                SELECT d.objid FROM pg_catalog.pg_depend d
+                WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'
+                  AND d.refclassid = 'pg_catalog.pg_class'::regclass
+                  AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
+            )) AS sequences
+    FROM tree
+    JOIN pg_catalog.pg_class c ON c.oid = tree.oid
+    JOIN pg_catalog.pg_attribute named ON named.attrelid = %(table)s AND named.attnum = %(column)s
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = named.attname AND NOT a.attisdropped
+    ORDER BY tree.oid
+    """
+)

@@ -34,7 +34,7 @@ class PushdownSource:
     def __init__(
         self,
         reader: SqlReader,
-        probe: Connection,
+        probe: Connection | None,
         query: Query,
         *,
         bounds: Bounds,
@@ -46,6 +46,7 @@ class PushdownSource:
         snapshot: "SharedSnapshot | None" = None,
     ) -> None:
         self._reader = reader
+        # Asked where a page ended; None: all rows come in one statement, which nothing continues.
         self._probe = probe
         self._query = query
         self._bounds = bounds
@@ -80,7 +81,8 @@ class PushdownSource:
         with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
             self._reader.connection.cancel_safe(timeout=2)
         sessions.cut(self._reader.connection)
-        sessions.cut(self._probe)
+        if self._probe is not None:
+            sessions.cut(self._probe)
 
     def _fill(self, stage: Stage, number: int, after: Position | None, limit: int | None) -> int:
         connection = self._reader.connection
@@ -138,7 +140,7 @@ class PushdownSource:
 
     def _last(self, stage: Stage, number: int) -> Position | None:
         """Read from the stage where this batch ended, on another session: the reader itself may only insert there."""
-        if not self._paging.staged_as:
+        if self._probe is None or not self._paging.staged_as:
             return None
         names = [Identifier(name) for name in self._paging.staged_as]
         known = self._paging.order.collations or (None,) * len(names)

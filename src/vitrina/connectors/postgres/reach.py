@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Name = tuple[str, str]
 Kind = Literal["relation", "function"]
@@ -99,7 +100,7 @@ def _note(found: Reach, node: _Node) -> None:
 def _nodes(connection: Connection, keys: Iterable[Key], trusted_extensions: list[str]) -> Iterator[_Node]:
     relations = [oid for kind, oid in keys if kind == "relation"]
     functions = [oid for kind, oid in keys if kind == "function"]
-    for row in connection.execute(_RELATIONS, [relations]).fetchall() if relations else ():
+    for row in _RELATIONS.fetch_all(connection, [relations]) if relations else ():
         children: set[Key] = {("relation", oid) for oid in row["children"]}
         yield _Node(
             "relation",
@@ -108,7 +109,7 @@ def _nodes(connection: Connection, keys: Iterable[Key], trusted_extensions: list
             leads_to=frozenset(children | _in_tree(row["tree"])),
             operators=_operators_in(row["tree"]),
         )
-    for row in connection.execute(_FUNCTIONS, [trusted_extensions, functions]).fetchall() if functions else ():
+    for row in _FUNCTIONS.fetch_all(connection, [trusted_extensions, functions]) if functions else ():
         parts: set[Key] = {("function", oid) for oid in row["parts"] if oid}
         yield _Node(
             "function",
@@ -123,7 +124,8 @@ def _nodes(connection: Connection, keys: Iterable[Key], trusted_extensions: list
 
 # A materialized view is data of its own; views read what stands behind them. With row_security off, tables that have
 # policies are refused by the server, so that nothing hides there.
-_RELATIONS = r"""
+_RELATIONS = Statement(
+    rb"""
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        ARRAY(SELECT i.inhrelid::int8 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) AS children,
        (SELECT pg_catalog.string_agg(r.ev_action::text, ' ') FROM pg_catalog.pg_rewrite r
@@ -131,7 +133,9 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s::oid[]) AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
 """
-_FUNCTIONS = r"""
+)
+_FUNCTIONS = Statement(
+    rb"""
 WITH looked_into AS (
     SELECT p.oid, p.pronamespace <> 'pg_catalog'::pg_catalog.regnamespace AND NOT EXISTS (
                SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
@@ -150,6 +154,7 @@ JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 JOIN pg_catalog.pg_language l ON l.oid = p.prolang
 LEFT JOIN pg_catalog.pg_aggregate a ON a.aggfnoid = p.oid
 """
+)
 
 
 # --- parse trees, as the catalog keeps them ------------------------------------------------------------------------
@@ -214,24 +219,29 @@ def _resolved(connection: Connection, names: Iterable[tuple[Kind, str, str]]) ->
     listed = list(names)
     if not listed:
         return []
-    rows: list[dict[str, Any]] = connection.execute(
-        """
-        SELECT 'relation' AS kind, c.oid::int8 AS oid
-        FROM unnest(%(kinds)s::text[], %(schemas)s::text[], %(names)s::text[]) AS w(kind, schema, name)
-        JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
-        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
-        WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
-        UNION ALL
-        SELECT 'function', p.oid::int8
-        FROM unnest(%(kinds)s::text[], %(schemas)s::text[], %(names)s::text[]) AS w(kind, schema, name)
-        JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
-        JOIN pg_catalog.pg_proc p ON p.pronamespace = n.oid AND p.proname = w.name
-        WHERE w.kind = 'function'
-        """,
+    rows: list[dict[str, Any]] = _RESOLVE.fetch_all(
+        connection,
         {
             "kinds": [kind for kind, _, _ in listed],
             "schemas": [schema for _, schema, _ in listed],
             "names": [name for _, _, name in listed],
         },
-    ).fetchall()
+    )
     return [(row["kind"], row["oid"]) for row in rows]
+
+
+_RESOLVE = Statement(
+    b"""
+    SELECT 'relation' AS kind, c.oid::int8 AS oid
+    FROM unnest(%(kinds)s::text[], %(schemas)s::text[], %(names)s::text[]) AS w(kind, schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
+    WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+    UNION ALL
+    SELECT 'function', p.oid::int8
+    FROM unnest(%(kinds)s::text[], %(schemas)s::text[], %(names)s::text[]) AS w(kind, schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
+    JOIN pg_catalog.pg_proc p ON p.pronamespace = n.oid AND p.proname = w.name
+    WHERE w.kind = 'function'
+    """
+)

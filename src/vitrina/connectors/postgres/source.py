@@ -23,6 +23,7 @@ from vitrina.sentences import say
 from vitrina.sqlguard import Judged
 from vitrina.store import database, pooling
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,11 +52,14 @@ EXCEPTION WHEN OTHERS THEN
         DETAIL = pg_catalog."left"(detail, 10000), HINT = pg_catalog."left"(hint, 10000);
 END $vitrina$
 """
-_EXPLAINED = """
+_EXPLAINED = Statement(
+    b"""
 SELECT pg_catalog.current_setting('vitrina.plan') AS plan,
        ARRAY(SELECT DISTINCT relation::int8 FROM pg_catalog.pg_lock_status()
              WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'relation') AS opened
 """
+)
+_SET = Statement(b"SELECT pg_catalog.set_config(%s, %s, true)")
 # Arrow batches come in about this size from the driver; a batch of the run is assembled from them.
 _FETCH_BYTES = 2 << 20
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
@@ -249,13 +253,26 @@ class SqlReader:
 
         `snapshot`: one that another session has exported.
         """
-        with self.connection.transaction(force_rollback=True):
-            self.connection.execute("SET TRANSACTION READ ONLY")
-            if snapshot is not None:
-                self._enter(snapshot)
-            for name, value in settings.items():
-                self.connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
-            yield
+        is_first = self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if is_first:  # said with BEGIN, which saves a statement
+            self.connection.read_only = True
+        try:
+            with self.connection.transaction(force_rollback=True):
+                if not is_first:
+                    self.connection.execute("SET TRANSACTION READ ONLY")
+                if snapshot is not None:
+                    self._enter(snapshot)
+                for name, value in settings.items():
+                    _SET.fetch_one(self.connection, [name, value])
+                yield
+        finally:
+            if is_first:
+                self._forget_read_only()
+
+    def _forget_read_only(self) -> None:
+        """Let the next transaction say for itself what it does; on a connection that broke there is none."""
+        with suppress(psycopg.Error):
+            self.connection.read_only = None
 
     def _enter(self, snapshot: str) -> None:
         self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -272,15 +289,13 @@ class SqlReader:
             self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
             described = raw.describe_prepared(b"")
             self._refuse_failed(described, judged)
-        columns = [
-            (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
-            for i in range(described.nfields)
-        ]
-        self._refuse_unnamed([name for name, _, _ in columns])
-        return [
-            replace(column, origin=origin)
-            for column, origin in zip(self._with_type_names(columns), _origins(described), strict=True)
-        ]
+            columns = [
+                (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
+                for i in range(described.nfields)
+            ]
+            self._refuse_unnamed([name for name, _, _ in columns])
+            named = self._with_type_names(columns)
+        return [replace(column, origin=origin) for column, origin in zip(named, _origins(described), strict=True)]
 
     def find_origins(self, view: str) -> list[tuple[int, int] | None]:
         """Find which table columns the columns of a view's query are; empty when the reader may not describe it."""
@@ -318,15 +333,11 @@ class SqlReader:
             raise SourceQueryFailed(say("run.column_unnamed"))
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
+        """Name the types, in the caller's transaction."""
         # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
-        with self.reading({"search_path": ""}):
-            rows = self.connection.execute(
-                """
-                SELECT pg_catalog.format_type(oid, typmod) AS type
-                FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
-                """,
-                [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
-            ).fetchall()
+        _SET.fetch_one(self.connection, ["search_path", ""])
+        oids, typmods = [oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]
+        rows = _TYPE_NAMES.fetch_all(self.connection, [oids, typmods])
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":
@@ -338,9 +349,9 @@ class SqlReader:
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
             with self.reading():
-                self.connection.execute("SELECT pg_catalog.set_config('vitrina.statement', %s, true)", [text])
+                _SET.fetch_one(self.connection, ["vitrina.statement", text])
                 self.connection.execute(_EXPLAIN_BOUNDED)
-                row = database.one(self.connection.execute(_EXPLAINED))
+                row = _EXPLAINED.get_one(self.connection)
         except psycopg.errors.ProgramLimitExceeded as exc:
             if exc.diag.message_primary != _TOO_LONG:
                 raise translate_read(exc) from exc
@@ -433,6 +444,14 @@ class SqlReader:
         options = self.connection.info.get_parameters().get("options", "")
         more = database.options_of({**database.settled(self.connection), **database.READ_ONLY, **settings})
         return f"{options} {more}"
+
+
+_TYPE_NAMES = Statement(
+    b"""
+    SELECT pg_catalog.format_type(oid, typmod) AS type
+    FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
+    """
+)
 
 
 @dataclass(frozen=True)

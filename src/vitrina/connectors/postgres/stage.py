@@ -66,16 +66,18 @@ class Stage:
             SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in self.key else ""))
             for name, kind in types
         ]
-        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
-        connection.execute(
+        statements = [
+            SQL("DROP TABLE IF EXISTS {}").format(self.identifier),
             SQL("CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = off)").format(
                 self.identifier, SQL(", ").join(definitions)
-            )
-        )
+            ),
+        ]
         if readable_by:
-            connection.execute(SQL("GRANT SELECT ON {} TO {}").format(self.identifier, Identifier(readable_by)))
+            statements.append(SQL("GRANT SELECT ON {} TO {}").format(self.identifier, Identifier(readable_by)))
         if fillable_by:
-            connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
+            statements.append(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
+        # Sent together: each answer waited for costs more than most of them.
+        connection.execute(SQL("; ").join(statements))
 
     def counted(self, accepted: Accepted) -> Composed:
         """Build a FROM item with exactly the rows that count, in the target's types."""
@@ -150,6 +152,14 @@ class Stage:
 
     def truncate(self, connection: Connection) -> None:
         connection.execute(SQL("TRUNCATE {}").format(self.identifier))
+
+    def discard_upto(self, connection: Connection, epoch: int, number: int) -> None:
+        """Discard the rows of this batch and those before it; meanwhile a later one may be filled."""
+        connection.execute(
+            SQL("DELETE FROM {} WHERE {} = {} AND {} <= {}").format(
+                self.identifier, Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number)
+            )
+        )
 
     def drop(self, connection: Connection) -> None:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))

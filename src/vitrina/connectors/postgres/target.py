@@ -35,6 +35,7 @@ from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.prepared import Statement
 from vitrina.targets import PostgresTarget
 
 
@@ -354,18 +355,14 @@ class PostgresWriter:
 
     def drop_other_stages(self, keep: Sequence[str]) -> None:
         """Drop stages of this pipeline that no checkpoint names any more."""
-        rows = self.connection.execute(
-            """
-            SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
-            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-            WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname LIKE %s
-            """,
-            [self.stage_names],
-        ).fetchall()
-        for row in rows:
-            if row["name"] not in keep:
-                name = Identifier("etl_stage", row["name"])
-                self.connection.execute(SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), name))
+        rows = _STAGES_OF.fetch_all(self.connection, [self.stage_names])
+        drops = [
+            SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), Identifier("etl_stage", row["name"]))
+            for row in rows
+            if row["name"] not in keep
+        ]
+        if drops:
+            self.connection.execute(SQL("; ").join(drops))
 
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
@@ -402,7 +399,7 @@ class PostgresWriter:
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
             return Counts(inserted=row["inserted"], updated=row["updated"])
         self.connection.execute(merge.create_diff(batch, deletes=False))
-        return self._apply(batch)
+        return self._apply(batch, self._planned())
 
     def write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
         """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
@@ -500,11 +497,12 @@ class PostgresWriter:
         merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
         self._make_partitions(merging)
-        if self.is_empty() and self._become_table(merging, stage, checkpoint, counted):
-            return Counts(inserted=checkpoint.rows)
-        # Asked again: rows may have come while the indexes of the stage were built.
         if self.is_empty():
-            return self._fill_empty(merging, stage, checkpoint, gone)
+            if self._become_table(merging, stage, checkpoint, counted):
+                return Counts(inserted=checkpoint.rows)
+            # Asked again: rows may have come while the indexes of the stage were built.
+            if self.is_empty():
+                return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = counted if counted is not None else stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
@@ -580,7 +578,7 @@ class PostgresWriter:
         self._refuse_repeats(merging, planned, staged_rows, target_rows, deletes=deletes)
         if planned.deleted:
             self._refuse_shrinking(planned.deleted, target_rows)
-        counts = self._apply(merging)
+        counts = self._apply(merging, planned)
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
@@ -663,10 +661,10 @@ class PostgresWriter:
         if staged_rows != counted_rows:
             raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
-    def _apply(self, merging: Merge) -> Counts:
+    def _apply(self, merging: Merge, planned: Counts) -> Counts:
         """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
-        self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
-        planned = self._planned()
+        if planned.inserted + planned.updated + planned.deleted > _FEW_CHANGES:
+            self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
         deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
         update = merge.update_rows(merging)
         updated = self.connection.execute(update).rowcount if update else 0
@@ -743,6 +741,17 @@ class PostgresWriter:
             raise ShrinkRefused(say("run.would_shrink", removed=removed, rows=target_rows, target=self._target))
 
 
+_STAGES_OF = Statement(
+    b"""
+    SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname LIKE %s
+    """
+)
+
+
+# So many changes are applied as fast without statistics of them: each row is found by its position.
+_FEW_CHANGES = 200
 # Names of our own in stages and in what is compared with them.
 _RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
 # Postgres's limit for a table, less our own columns of a stage.

@@ -30,7 +30,7 @@ from vitrina.definition import Definition
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.loads.control import RunControl
 from vitrina.observe import logs, tracing
-from vitrina.observe.telemetry import Lookout
+from vitrina.observe.telemetry import Telemetry
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
@@ -264,13 +264,13 @@ class Bench:
     def _observed(self, settings: Settings) -> Iterator[PipelineDispatcher]:
         with Path(os.devnull).open("w") as nowhere:
             logs.configure(settings, stream=nowhere)
-            lookout = Lookout(settings, uuid4())
-            lookout.start()
-            self._watcher.scrape(lookout.port)
+            telemetry = Telemetry(settings, uuid4())
+            telemetry.start()
+            self._watcher.scrape(telemetry.port)
             try:
-                yield PipelineDispatcher(settings, lookout.instruments, lookout.onlookers)
+                yield PipelineDispatcher(settings, telemetry.instruments, telemetry.observers)
             finally:
-                lookout.stop()
+                telemetry.stop()
 
     def _clocks(self) -> tuple[float, float, float]:
         """CPU of this process, of Postgres with all its children, and of the process that receives."""

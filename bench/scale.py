@@ -27,7 +27,7 @@ from vitrina.observe.monitoring import MetastoreCollector, Rest
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
-from vitrina.store import database, figures, leases, pipelines, runs, state
+from vitrina.store import database, leases, metrics, pipelines, runs, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -162,7 +162,7 @@ AFTER: dict[str, Work] = {
     "who writes to a target": lambda c: pipelines.list_on_target(c, "analytics.mart_77", None),
     "100 failed runs": lambda c: runs.list_page(c, status=["FAILED"], limit=101),
     "runs at work": lambda c: runs.list_page(c, status=["RUNNING"], limit=101),
-    "figures of a scrape": lambda c: (figures.list_oldest(c, limit=500), figures.count_statuses(c)),
+    "figures of a scrape": lambda c: (metrics.list_oldest(c, limit=500), metrics.count_statuses(c)),
 }
 
 
@@ -206,7 +206,7 @@ def measure_scrapes(settings: Settings, *, rounds: int) -> dict[str, object]:
             yield connection
 
         pids = [connection.info.backend_pid, os.getpid()]
-        last = figures.list_oldest(connection, limit=500)[-1]
+        last = metrics.list_oldest(connection, limit=500)[-1]
         summing = measure(lambda: Rest().read(connection, last), pids, 5)
         collector = MetastoreCollector(connect, settings)
         kept = measure(lambda: list(collector.collect()), pids, rounds)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
-from vitrina.answers import Run
+from vitrina.schemas import Run
 from vitrina.status import RunStatus
 
 Asked = Literal["run", "backfill", "resume"]

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import orjson
 
-from vitrina import __version__, answers, calls, errors
+from vitrina import __version__, calls, errors, schemas
 from vitrina.answering import Asked, find_answer, was_broken_off
-from vitrina.answers import Answer, Page
 from vitrina.calls import Reply
+from vitrina.schemas import Answer, Page
 from vitrina.status import RunStatus, Status
 
 if TYPE_CHECKING:
@@ -79,49 +79,49 @@ class Client:
         labels: Sequence[str] = (),
         sort: str | None = None,
         limit: int | None = None,
-    ) -> list[answers.Pipeline]:
+    ) -> list[schemas.Pipeline]:
         """List all pipelines, or the first `limit`; `name` is a part of the name, a label is `key=value` or `key`."""
         narrowed: dict[str, Any] = {"status": list(status), "enabled": enabled, "name": name, "target": target}
         narrowed |= {"sort": sort, "label": list(labels)}
-        return list(self._pages("/pipelines", answers.Pipeline, narrowed, limit))
+        return list(self._pages("/pipelines", schemas.Pipeline, narrowed, limit))
 
-    def home(self, *, hours: int = 24) -> answers.Home:
+    def home(self, *, hours: int = 24) -> schemas.Home:
         """Get what needs attention, what ran lately, what comes next, and which runners are alive."""
-        return self._ask(answers.Home, "GET", "/home", params={"hours": hours})
+        return self._ask(schemas.Home, "GET", "/home", params={"hours": hours})
 
     def schedule_times(self, interval: str, *, count: int = 5) -> list[datetime]:
         """List when a schedule would be due from now on."""
         asked = {"interval": interval, "count": count}
-        return self._ask(answers.ScheduleTimes, "GET", "/schedule", params=asked).times
+        return self._ask(schemas.ScheduleTimes, "GET", "/schedule", params=asked).times
 
-    def graph(self) -> answers.Graph:
+    def graph(self) -> schemas.Graph:
         """Get which pipeline reads what, and which runs after which."""
-        return self._ask(answers.Graph, "GET", "/graph")
+        return self._ask(schemas.Graph, "GET", "/graph")
 
-    def get_pipeline(self, pipeline: str | UUID) -> answers.Pipeline:
-        return self._ask(answers.Pipeline, "GET", self._of(pipeline))
+    def get_pipeline(self, pipeline: str | UUID) -> schemas.Pipeline:
+        return self._ask(schemas.Pipeline, "GET", self._of(pipeline))
 
-    def create_pipeline(self, definition: Json) -> answers.Pipeline:
-        return self._ask(answers.Pipeline, "POST", "/pipelines", body=definition)
+    def create_pipeline(self, definition: Json) -> schemas.Pipeline:
+        return self._ask(schemas.Pipeline, "POST", "/pipelines", body=definition)
 
-    def update_pipeline(self, pipeline: str | UUID, changes: Json, *, version: int | None = None) -> answers.Pipeline:
+    def update_pipeline(self, pipeline: str | UUID, changes: Json, *, version: int | None = None) -> schemas.Pipeline:
         """Change the given fields; with `version`, only if it is still the current one."""
         return self._ask(
-            answers.Pipeline, "PATCH", self._of(pipeline), body=changes, headers=_if_match(version), repeatable=False
+            schemas.Pipeline, "PATCH", self._of(pipeline), body=changes, headers=_if_match(version), repeatable=False
         )
 
     def delete_pipeline(self, pipeline: str | UUID, *, version: int | None = None) -> None:
         self._send("DELETE", self._of(pipeline), headers=_if_match(version))
 
-    def get_tasks(self, pipeline: str | UUID) -> list[answers.Task]:
-        return self._ask(answers.TaskPlan, "GET", self._of(pipeline, "tasks")).items
+    def get_tasks(self, pipeline: str | UUID) -> list[schemas.Task]:
+        return self._ask(schemas.TaskPlan, "GET", self._of(pipeline, "tasks")).items
 
     def replace_tasks(
         self, pipeline: str | UUID, tasks: Sequence[Json], *, version: int | None = None
-    ) -> list[answers.Task]:
+    ) -> list[schemas.Task]:
         body = {"items": [dict(task) for task in tasks]}
         path = self._of(pipeline, "tasks")
-        return self._ask(answers.TaskPlan, "PUT", path, body=body, headers=_if_match(version)).items
+        return self._ask(schemas.TaskPlan, "PUT", path, body=body, headers=_if_match(version)).items
 
     # --- verbs -------------------------------------------------------------------------------------------------
 
@@ -134,14 +134,14 @@ class Client:
         since: str | None = None,
         until: str | None = None,
         accept: Sequence[str] = (),
-    ) -> answers.RunAccepted:
+    ) -> schemas.RunAccepted:
         """Ask for a run; asking twice is the same request. With a range, rows of that range are read again.
 
         `accept` names checks that may fail in this run.
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask(
-            answers.RunAccepted,
+            schemas.RunAccepted,
             "POST",
             self._of(pipeline, "run"),
             body={"trigger": trigger, "since": since, "until": until} | ({"accept": list(accept)} if accept else {}),
@@ -150,44 +150,44 @@ class Client:
             repeatable=bool(idempotency_key),
         )
 
-    def resume(self, pipeline: str | UUID) -> answers.RunAccepted:
+    def resume(self, pipeline: str | UUID) -> schemas.RunAccepted:
         """Let a paused pipeline go on where it stopped; no other run is requested."""
-        return self._ask(answers.RunAccepted, "POST", self._of(pipeline, "resume"))
+        return self._ask(schemas.RunAccepted, "POST", self._of(pipeline, "resume"))
 
-    def pause(self, pipeline: str | UUID) -> answers.Accepted:
-        return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
+    def pause(self, pipeline: str | UUID) -> schemas.Accepted:
+        return self._ask(schemas.Accepted, "POST", self._of(pipeline, "pause"))
 
-    def cancel(self, pipeline: str | UUID, *, requested_at: datetime | None = None) -> answers.Accepted:
+    def cancel(self, pipeline: str | UUID, *, requested_at: datetime | None = None) -> schemas.Accepted:
         """Take back a run that waits, or end the current one now; what it has committed stays.
 
         With `requested_at`, only the run of that request; `Conflict` when it is over or another was asked for since.
         """
         body = {"run_requested_at": requested_at.isoformat()} if requested_at else None
-        return self._ask(answers.Accepted, "POST", self._of(pipeline, "cancel"), body=body)
+        return self._ask(schemas.Accepted, "POST", self._of(pipeline, "cancel"), body=body)
 
-    def enable(self, pipeline: str | UUID) -> answers.Accepted:
-        return self._ask(answers.Accepted, "POST", self._of(pipeline, "enable"))
+    def enable(self, pipeline: str | UUID) -> schemas.Accepted:
+        return self._ask(schemas.Accepted, "POST", self._of(pipeline, "enable"))
 
-    def disable(self, pipeline: str | UUID) -> answers.Accepted:
-        return self._ask(answers.Accepted, "POST", self._of(pipeline, "disable"))
+    def disable(self, pipeline: str | UUID) -> schemas.Accepted:
+        return self._ask(schemas.Accepted, "POST", self._of(pipeline, "disable"))
 
-    def reload_config(self, pipeline: str | UUID) -> answers.Accepted:
-        return self._ask(answers.Accepted, "POST", self._of(pipeline, "reload-config"))
+    def reload_config(self, pipeline: str | UUID) -> schemas.Accepted:
+        return self._ask(schemas.Accepted, "POST", self._of(pipeline, "reload-config"))
 
-    def reset_state(self, pipeline: str | UUID, *, cursor: str | None = None) -> answers.Checkpoint:
+    def reset_state(self, pipeline: str | UUID, *, cursor: str | None = None) -> schemas.Checkpoint:
         """Start from the beginning, or from a cursor value."""
-        return self._ask(answers.Checkpoint, "POST", self._of(pipeline, "reset-state"), body={"cursor": cursor})
+        return self._ask(schemas.Checkpoint, "POST", self._of(pipeline, "reset-state"), body={"cursor": cursor})
 
     # --- what is going on --------------------------------------------------------------------------------------
 
-    def status(self, pipeline: str | UUID) -> answers.PipelineStatus:
-        return self._ask(answers.PipelineStatus, "GET", self._of(pipeline, "status"))
+    def status(self, pipeline: str | UUID) -> schemas.PipelineStatus:
+        return self._ask(schemas.PipelineStatus, "GET", self._of(pipeline, "status"))
 
-    def state(self, pipeline: str | UUID) -> answers.Checkpoint:
-        return self._ask(answers.Checkpoint, "GET", self._of(pipeline, "state"))
+    def state(self, pipeline: str | UUID) -> schemas.Checkpoint:
+        return self._ask(schemas.Checkpoint, "GET", self._of(pipeline, "state"))
 
-    def lag(self, pipeline: str | UUID) -> answers.Lag:
-        return self._ask(answers.Lag, "GET", self._of(pipeline, "lag"))
+    def lag(self, pipeline: str | UUID) -> schemas.Lag:
+        return self._ask(schemas.Lag, "GET", self._of(pipeline, "lag"))
 
     def list_runs(
         self,
@@ -197,21 +197,21 @@ class Client:
         since: datetime | None = None,
         labels: Sequence[str] = (),
         limit: int | None = 20,
-    ) -> list[answers.Run]:
+    ) -> list[schemas.Run]:
         """List runs, newest first; `labels` (`key=value`, or `key`) narrows those of all pipelines."""
         path = "/runs" if pipeline is None else self._of(pipeline, "runs")
         narrowed = {"status": list(status), "since": since.isoformat() if since else None, "label": list(labels)}
-        return list(self._pages(path, answers.Run, narrowed, limit))
+        return list(self._pages(path, schemas.Run, narrowed, limit))
 
-    def get_run(self, run_id: str | UUID) -> answers.Run:
-        return self._ask(answers.Run, "GET", f"/runs/{_quoted(run_id)}")
+    def get_run(self, run_id: str | UUID) -> schemas.Run:
+        return self._ask(schemas.Run, "GET", f"/runs/{_quoted(run_id)}")
 
-    def run_log(self, run_id: str | UUID, *, after: int = 0, level: str = "info") -> list[answers.LogLine]:
+    def run_log(self, run_id: str | UUID, *, after: int = 0, level: str = "info") -> list[schemas.LogLine]:
         """List what the run logged, oldest first, after line `after`, from `level` upward."""
-        path, lines = f"/runs/{_quoted(run_id)}/logs", list[answers.LogLine]()
+        path, lines = f"/runs/{_quoted(run_id)}/logs", list[schemas.LogLine]()
         while True:
             asked = {"after": after, "level": level, "limit": _LOG_PAGE}
-            found = self._ask(Page[answers.LogLine], "GET", path, params=asked).items
+            found = self._ask(Page[schemas.LogLine], "GET", path, params=asked).items
             lines += found
             if len(found) < _LOG_PAGE:
                 return lines
@@ -223,10 +223,10 @@ class Client:
         *,
         requested_at: datetime,
         asked: Asked = "run",
-        on_progress: Callable[[answers.PipelineStatus], None] | None = None,
+        on_progress: Callable[[schemas.PipelineStatus], None] | None = None,
         timeout_seconds: float | None = None,
         poll_seconds: float = 0.5,
-    ) -> answers.Run:
+    ) -> schemas.Run:
         """Wait for the finished run that answers what was accepted (`RunAccepted.run_requested_at` and `.asked`).
 
         A run whose runner was lost or stopped is continued by another one: that one is waited for.
@@ -256,67 +256,67 @@ class Client:
                 )
             time.sleep(poll_seconds)
 
-    def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> answers.Run | None:
+    def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> schemas.Run | None:
         """Find an answer that began before its request, because the database's clock was set back in between."""
         earlier = self.list_runs(pipeline, since=requested_at - _CLOCK_STEP, limit=None)
         return next((run for run in earlier if run.answers_request == requested_at), None)
 
     # --- what a runner performs --------------------------------------------------------------------------------
 
-    def validate(self, pipeline: str | UUID) -> answers.ValidationReport:
-        return self._ask(answers.ValidationReport, "POST", self._of(pipeline, "validate"))
+    def validate(self, pipeline: str | UUID) -> schemas.ValidationReport:
+        return self._ask(schemas.ValidationReport, "POST", self._of(pipeline, "validate"))
 
-    def validate_definition(self, definition: Json) -> answers.ValidationReport:
+    def validate_definition(self, definition: Json) -> schemas.ValidationReport:
         """Check a definition that is not saved."""
-        return self._ask(answers.ValidationReport, "POST", "/validate", body=definition)
+        return self._ask(schemas.ValidationReport, "POST", "/validate", body=definition)
 
-    def explain_definition(self, definition: Json) -> answers.ValidationReport:
+    def explain_definition(self, definition: Json) -> schemas.ValidationReport:
         """Check a definition that is not saved against its source, and see how its query would be run."""
-        return self._ask(answers.ValidationReport, "POST", "/explain", body=definition)
+        return self._ask(schemas.ValidationReport, "POST", "/explain", body=definition)
 
-    def preview(self, pipeline: str | UUID, *, limit: int = 20) -> answers.Request:
+    def preview(self, pipeline: str | UUID, *, limit: int = 20) -> schemas.Request:
         """Get the first rows after the transforms. `result` is there once the request is DONE."""
-        return self._ask(answers.Request, "POST", self._of(pipeline, "preview"), body={"limit": limit})
+        return self._ask(schemas.Request, "POST", self._of(pipeline, "preview"), body={"limit": limit})
 
     def reconcile(
         self, pipeline: str | UUID, *, level: str = "full", repair: bool = False, limit: int = 100
-    ) -> answers.Request:
+    ) -> schemas.Request:
         """Compare the mart with its source. `result` is the report, once the request is DONE."""
         body = {"level": level, "repair": repair, "limit": limit}
-        return self._ask(answers.Request, "POST", self._of(pipeline, "reconcile"), body=body)
+        return self._ask(schemas.Request, "POST", self._of(pipeline, "reconcile"), body=body)
 
-    def plan(self, pipeline: str | UUID) -> answers.Request:
+    def plan(self, pipeline: str | UUID) -> schemas.Request:
         """Ask what the next full load would change in the target. `result` is the plan, once the request is DONE."""
-        return self._ask(answers.Request, "POST", self._of(pipeline, "plan"))
+        return self._ask(schemas.Request, "POST", self._of(pipeline, "plan"))
 
-    def plan_definition(self, definition: Json) -> answers.Request:
+    def plan_definition(self, definition: Json) -> schemas.Request:
         """Ask the same of a definition that is not saved."""
-        return self._ask(answers.Request, "POST", "/plan", body=definition)
+        return self._ask(schemas.Request, "POST", "/plan", body=definition)
 
-    def get_plan(self, plan_id: str | UUID) -> answers.Plan:
-        return self._ask(answers.Plan, "GET", f"/plans/{_quoted(plan_id)}")
+    def get_plan(self, plan_id: str | UUID) -> schemas.Plan:
+        return self._ask(schemas.Plan, "GET", f"/plans/{_quoted(plan_id)}")
 
-    def list_plans(self, pipeline: str | UUID, *, limit: int = 20) -> list[answers.PlanSummary]:
+    def list_plans(self, pipeline: str | UUID, *, limit: int = 20) -> list[schemas.PlanSummary]:
         """List plans of a pipeline, newest first."""
-        return self._ask(Page[answers.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}).items
+        return self._ask(Page[schemas.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}).items
 
-    def profile(self, pipeline: str | UUID) -> answers.Request:
+    def profile(self, pipeline: str | UUID) -> schemas.Request:
         """Ask what is in the target. `result` is the profile, once the request is DONE."""
-        return self._ask(answers.Request, "POST", self._of(pipeline, "profile"))
+        return self._ask(schemas.Request, "POST", self._of(pipeline, "profile"))
 
-    def last_reconcile(self, pipeline: str | UUID) -> answers.Request:
-        return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))
+    def last_reconcile(self, pipeline: str | UUID) -> schemas.Request:
+        return self._ask(schemas.Request, "GET", self._of(pipeline, "reconcile"))
 
     def differences(self, pipeline: str | UUID, file_format: Literal["csv", "json"]) -> bytes:
         """Get the keys that the latest finished report lists, as a file."""
         return self._send("GET", self._of(pipeline, "reconcile", "differences"), params={"format": file_format}).content
 
-    def get_request(self, request_id: str | UUID) -> answers.Request:
-        return self._ask(answers.Request, "GET", f"/requests/{_quoted(request_id)}")
+    def get_request(self, request_id: str | UUID) -> schemas.Request:
+        return self._ask(schemas.Request, "GET", f"/requests/{_quoted(request_id)}")
 
     def wait_for_request(
-        self, request: answers.Request, *, timeout_seconds: float = 60.0, poll_seconds: float = 0.5
-    ) -> answers.Request:
+        self, request: schemas.Request, *, timeout_seconds: float = 60.0, poll_seconds: float = 0.5
+    ) -> schemas.Request:
         """Wait until a runner is done with the request, and return it. Raise `TransientError` when none is in time."""
         deadline = time.monotonic() + timeout_seconds
         while not request.is_finished:
@@ -331,17 +331,17 @@ class Client:
 
     # --- versions ----------------------------------------------------------------------------------------------
 
-    def list_versions(self, pipeline: str | UUID) -> list[answers.Version]:
+    def list_versions(self, pipeline: str | UUID) -> list[schemas.Version]:
         """List versions of a definition, newest first."""
-        return list(self._pages(self._of(pipeline, "versions"), answers.Version, {}, None))
+        return list(self._pages(self._of(pipeline, "versions"), schemas.Version, {}, None))
 
-    def compare_versions(self, pipeline: str | UUID, before: int, after: int) -> answers.VersionComparison:
+    def compare_versions(self, pipeline: str | UUID, before: int, after: int) -> schemas.VersionComparison:
         params = {"from": before, "to": after}
-        return self._ask(answers.VersionComparison, "GET", self._of(pipeline, "versions/compare"), params=params)
+        return self._ask(schemas.VersionComparison, "GET", self._of(pipeline, "versions/compare"), params=params)
 
-    def roll_back(self, pipeline: str | UUID, version: int) -> answers.Pipeline:
+    def roll_back(self, pipeline: str | UUID, version: int) -> schemas.Pipeline:
         """Make the definition of an older version the newest one."""
-        return self._ask(answers.Pipeline, "POST", self._of(pipeline, f"versions/{version}/rollback"))
+        return self._ask(schemas.Pipeline, "POST", self._of(pipeline, f"versions/{version}/rollback"))
 
     # --- files -------------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class Client:
         prune: bool = False,
         source: str = "file",
         require_plans: Sequence[str | UUID] = (),
-    ) -> answers.ApplyReport:
+    ) -> schemas.ApplyReport:
         """Make the pipelines be what the YAML documents say: all of it or nothing. `source` becomes `managed_by`.
 
         With a mapping of file names to their texts, errors name file, line and column. `require_plans`: nothing is
@@ -366,7 +366,7 @@ class Client:
             body["documents"] = documents
         else:
             body["files"] = [{"path": path, "text": text} for path, text in documents.items()]
-        return self._ask(answers.ApplyReport, "POST", "/apply", body=body)
+        return self._ask(schemas.ApplyReport, "POST", "/apply", body=body)
 
     def export(self, pipelines: Sequence[str] = ()) -> str:
         """Get the pipelines as YAML documents, byte for byte the same for the same definitions."""
@@ -379,71 +379,71 @@ class Client:
 
     # --- the installation --------------------------------------------------------------------------------------
 
-    def list_runners(self) -> list[answers.Runner]:
-        return self._ask(Page[answers.Runner], "GET", "/runners").items
+    def list_runners(self) -> list[schemas.Runner]:
+        return self._ask(Page[schemas.Runner], "GET", "/runners").items
 
-    def list_transforms(self) -> list[answers.Transform]:
-        return self._ask(Page[answers.Transform], "GET", "/transforms").items
+    def list_transforms(self) -> list[schemas.Transform]:
+        return self._ask(Page[schemas.Transform], "GET", "/transforms").items
 
-    def list_connectors(self) -> list[answers.Connector]:
-        return self._ask(Page[answers.Connector], "GET", "/connectors").items
+    def list_connectors(self) -> list[schemas.Connector]:
+        return self._ask(Page[schemas.Connector], "GET", "/connectors").items
 
-    def list_feeds(self) -> list[answers.Feed]:
-        return self._ask(Page[answers.Feed], "GET", "/feeds").items
+    def list_feeds(self) -> list[schemas.Feed]:
+        return self._ask(Page[schemas.Feed], "GET", "/feeds").items
 
-    def list_connections(self) -> list[answers.Connection]:
-        return self._ask(Page[answers.Connection], "GET", "/connections").items
+    def list_connections(self) -> list[schemas.Connection]:
+        return self._ask(Page[schemas.Connection], "GET", "/connections").items
 
-    def add_connection(self, name: str, url: str) -> answers.Connection:
+    def add_connection(self, name: str, url: str) -> schemas.Connection:
         """Keep a connection in the metastore, sealed; it is never shown again."""
-        return self._ask(answers.Connection, "POST", "/connections", body={"name": name, "url": url})
+        return self._ask(schemas.Connection, "POST", "/connections", body={"name": name, "url": url})
 
-    def replace_connection(self, name: str, url: str) -> answers.Connection:
-        return self._ask(answers.Connection, "PUT", f"/connections/{_quoted(name)}", body={"url": url})
+    def replace_connection(self, name: str, url: str) -> schemas.Connection:
+        return self._ask(schemas.Connection, "PUT", f"/connections/{_quoted(name)}", body={"url": url})
 
     def remove_connection(self, name: str) -> None:
         self._send("DELETE", f"/connections/{_quoted(name)}")
 
-    def list_targets(self) -> answers.Targets:
-        return self._ask(answers.Targets, "GET", "/targets")
+    def list_targets(self) -> schemas.Targets:
+        return self._ask(schemas.Targets, "GET", "/targets")
 
-    def list_audit(self, *, object: str | None = None, limit: int | None = 50) -> list[answers.AuditEntry]:
+    def list_audit(self, *, object: str | None = None, limit: int | None = 50) -> list[schemas.AuditEntry]:
         """List entries of the audit log, newest first; `object` is `pipeline:<name>` or `token:<name>`."""
-        return list(self._pages("/audit", answers.AuditEntry, {"object": object}, limit))
+        return list(self._pages("/audit", schemas.AuditEntry, {"object": object}, limit))
 
     def list_dead_letters(
         self, pipeline: str | UUID | None = None, *, resolved: bool = False, limit: int | None = 50
-    ) -> list[answers.DeadLetter]:
+    ) -> list[schemas.DeadLetter]:
         narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
-        return list(self._pages("/dead-letters", answers.DeadLetter, narrowed, limit))
+        return list(self._pages("/dead-letters", schemas.DeadLetter, narrowed, limit))
 
     def list_dead_letter_groups(
         self, pipeline: str | UUID | None = None, *, resolved: bool = False
-    ) -> list[answers.DeadLetterGroup]:
+    ) -> list[schemas.DeadLetterGroup]:
         """List dead letters as one line for each pipeline and reason, the largest first."""
         narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
-        return list(self._pages("/dead-letters/groups", answers.DeadLetterGroup, narrowed, None))
+        return list(self._pages("/dead-letters/groups", schemas.DeadLetterGroup, narrowed, None))
 
     def replay_dead_letters(
         self, pipeline: str | UUID, letters: Sequence[int] | None = None, *, reason: str | None = None
-    ) -> answers.Request:
+    ) -> schemas.Request:
         """Send the rows of open dead letters again, as the source has them now; `letters` or a `reason` narrow them."""
         body: dict[str, Any] = {"pipeline": str(pipeline)}
         if letters:
             body["letters"] = list(letters)
         if reason is not None:
             body["reason"] = reason
-        return self._ask(answers.Request, "POST", "/dead-letters/replay", body=body)
+        return self._ask(schemas.Request, "POST", "/dead-letters/replay", body=body)
 
-    def notifications(self) -> answers.Notifications:
+    def notifications(self) -> schemas.Notifications:
         """Get the receivers that are notified of failures, and the latest messages."""
-        return self._ask(answers.Notifications, "GET", "/notifications")
+        return self._ask(schemas.Notifications, "GET", "/notifications")
 
-    def test_notifications(self) -> answers.Request:
+    def test_notifications(self) -> schemas.Request:
         """Send a test message to every receiver. `result` says what each answered, once the request is DONE."""
-        return self._ask(answers.Request, "POST", "/notifications/test")
+        return self._ask(schemas.Request, "POST", "/notifications/test")
 
-    def events(self, *, last_event_id: int | None = None) -> Generator[answers.Event, None, None]:
+    def events(self, *, last_event_id: int | None = None) -> Generator[schemas.Event, None, None]:
         """Yield events as they happen, until you `close` it; with `last_event_id`, first what came after it."""
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
@@ -459,24 +459,24 @@ class Client:
         finally:
             streams.close()
 
-    def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> answers.NewToken:
+    def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> schemas.NewToken:
         """Create a token. The answer is the only one with the secret."""
         body = {"name": name, "role": role, "expires_in_days": expires_in_days}
-        return self._ask(answers.NewToken, "POST", "/tokens", body=body)
+        return self._ask(schemas.NewToken, "POST", "/tokens", body=body)
 
-    def list_tokens(self) -> list[answers.Token]:
-        return self._ask(Page[answers.Token], "GET", "/tokens").items
+    def list_tokens(self) -> list[schemas.Token]:
+        return self._ask(Page[schemas.Token], "GET", "/tokens").items
 
     def revoke_token(self, name: str) -> None:
         self._send("DELETE", f"/tokens/{_quoted(name)}")
 
-    def health(self) -> answers.Health:
+    def health(self) -> schemas.Health:
         """Get the health, also when it is bad: look at `status`."""
         response = self._request("GET", "/health", repeatable=True)
-        return answers.Health.model_validate_json(response.content)
+        return schemas.Health.model_validate_json(response.content)
 
-    def version(self) -> answers.VersionInfo:
-        return answers.VersionInfo.model_validate_json(self._request("GET", "/version", repeatable=True).content)
+    def version(self) -> schemas.VersionInfo:
+        return schemas.VersionInfo.model_validate_json(self._request("GET", "/version", repeatable=True).content)
 
     # --- how calls travel --------------------------------------------------------------------------------------
 
@@ -554,14 +554,14 @@ def _if_match(version: int | None) -> dict[str, str]:
     return {} if version is None else {"If-Match": f'"{version}"'}
 
 
-def _events(lines: Iterator[str]) -> Iterator[answers.Event]:
+def _events(lines: Iterator[str]) -> Iterator[schemas.Event]:
     """Parse server-sent events: `data:` lines up to an empty one. Comments and other fields do not matter here."""
     data: list[str] = []
     for line in lines:
         if line.startswith("data:"):
             data.append(line.removeprefix("data:").lstrip())
         elif not line and data:
-            yield answers.Event.model_validate_json("\n".join(data))
+            yield schemas.Event.model_validate_json("\n".join(data))
             data = []
 
 
@@ -578,7 +578,7 @@ _BY_STATUS: dict[int, type[errors.RequestError]] = {
 def _error_of(response: Reply) -> errors.VitrinaError:
     """Turn the server's problem document into the error of the same meaning."""
     try:
-        problem = answers.Problem.model_validate_json(response.content)
+        problem = schemas.Problem.model_validate_json(response.content)
     except ValueError:
         return errors.CannotConnect(
             f"{response.url} answered {response.status_code}, but not as a Vitrina API does: check VITRINA_API_URL"

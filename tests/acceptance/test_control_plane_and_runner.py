@@ -10,7 +10,7 @@ import pytest
 from tests.integration.api import api_process
 from tests.support.processes import runner_process
 from tests.support.waiting import until
-from vitrina import answers
+from vitrina import schemas
 from vitrina.client import Client
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
@@ -50,7 +50,7 @@ def client(database: Settings, metastore: Connection, tmp_path: Path) -> Iterato
         yield made
 
 
-def run(client: Client, name: str = "films") -> answers.Run:
+def run(client: Client, name: str = "films") -> schemas.Run:
     accepted = client.run(name)
     return client.wait_for_run(name, requested_at=accepted.run_requested_at, timeout_seconds=90, poll_seconds=0.1)
 

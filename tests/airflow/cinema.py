@@ -14,7 +14,7 @@ from tests.integration.api import api_process
 from tests.support.http_fault_proxy import Answer, DropConnection, Forward, HttpFault, HttpFaultProxy, Request
 from tests.support.processes import runner_process
 from tests.support.waiting import until
-from vitrina import answers
+from vitrina import schemas
 from vitrina.client import Client
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
@@ -154,7 +154,7 @@ class Cinema:
         self.client.create_pipeline(definition | fields)
         return name
 
-    def runs(self, pipeline: str) -> list[answers.Run]:
+    def runs(self, pipeline: str) -> list[schemas.Run]:
         return self.client.list_runs(pipeline, limit=None)
 
     def asked(self, pipeline: str) -> int:

@@ -15,7 +15,7 @@ from tests.integration.api import api_process
 from tests.support.clickhouse_server import PASSWORD
 from tests.support.processes import command, environment_of, runner_process
 from tests.support.waiting import until
-from vitrina import answers
+from vitrina import schemas
 from vitrina.client import Client
 from vitrina.errors import Invalid
 from vitrina.services import tokens
@@ -69,7 +69,7 @@ class Platform:
             | fields
         )
 
-    def run(self, name: str) -> answers.Run:
+    def run(self, name: str) -> schemas.Run:
         accepted = self.client.run(name)
         done = self.client.wait_for_run(name, requested_at=accepted.run_requested_at, timeout_seconds=240)
         assert done.status == RunStatus.SUCCESS, done.error_message

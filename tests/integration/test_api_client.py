@@ -14,7 +14,7 @@ import pytest
 from tests.integration.api import DEFINITION, serving
 from tests.support.processes import command
 from tests.support.waiting import until
-from vitrina import answers, errors
+from vitrina import errors, schemas
 from vitrina.api import feed
 from vitrina.client import Client
 from vitrina.services import tokens
@@ -292,7 +292,7 @@ def test_a_run_s_lines_are_its_log(client: Client, api_metastore: Connection) ->
     run_logs.insert(
         api_metastore,
         [
-            run_logs.Line(claim.run_id, now, level, "batch.done", f'{{"batch_no": {n}}}')
+            run_logs.LogLine(claim.run_id, now, level, "batch.done", f'{{"batch_no": {n}}}')
             for n, level in enumerate(levels)
         ],
     )
@@ -328,7 +328,7 @@ class in_background:  # noqa: N801 - reads as a verb
 
 
 def test_answers_of_a_newer_server_are_understood() -> None:
-    assert answers.Connection.model_validate({"name": "default", "invented_later": 1}).name == "default"
+    assert schemas.Connection.model_validate({"name": "default", "invented_later": 1}).name == "default"
 
 
 def test_runs_and_runners_tell_of_their_beginning_and_end(client: Client, api_metastore: Connection) -> None:

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.integration.api import create, problem
-from vitrina.answers import ApplyReport
 from vitrina.client import Client
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, Invalid, NotFound
+from vitrina.schemas import ApplyReport
 from vitrina.services import manifest_files, manifests, versions
 from vitrina.status import Status
 from vitrina.store.database import Connection

@@ -28,8 +28,8 @@ def runner(workbench: Workbench) -> Iterator[PipelineManager]:
     yield manager
     manager.stop()
     thread.join(timeout=60)
-    manager._bell.close()
-    manager._ringer.close()
+    manager._wakeup_recv.close()
+    manager._wakeup_send.close()
 
 
 def busy_sessions(bench: Workbench) -> int:

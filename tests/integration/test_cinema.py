@@ -185,7 +185,7 @@ def test_a_pipelines_query_is_allowed_and_fits_its_mart(
     query, target, key = rows(
         loaded, f"SELECT source_query, target_table, target_key FROM etl.etl_pipelines WHERE id = '{pipeline}'"
     )[0]
-    sqlguard.judge(query, sqlguard.SqlPolicy(frozenset(database.source_schemas)))
+    sqlguard.check(query, sqlguard.SqlPolicy(frozenset(database.source_schemas)))
     assert key == ["film_id"]
     assert database.reader_url is not None
     with psycopg.connect(database.reader_url.get_secret_value()) as reader:

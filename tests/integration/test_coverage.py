@@ -114,7 +114,7 @@ def test_a_request_about_a_pipeline_waits_for_its_connectors_only(workbench: Wor
 
 def test_a_runner_says_what_it_has(workbench: Workbench) -> None:
     manager = PipelineManager(workbench.settings)
-    with manager._bell, manager._ringer:
+    with manager._wakeup_recv, manager._wakeup_send:
         manager._check_start()
     (row,) = runners.list_all(workbench.metastore, stale_after_seconds=30)
     assert {"source:postgres", "source:python", "target:", "target:es", "step:rename_columns"} <= set(row["covers"])

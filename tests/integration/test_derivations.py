@@ -95,7 +95,7 @@ def test_a_query_of_the_clock_is_followed_where_it_is_reloaded(source: Connectio
 
 def test_a_stamp_is_no_reason(source: Connection) -> None:
     text = "SELECT id, now() AS loaded_at FROM content.film"
-    assert derived(source, text, stamps=sqlguard.judge(text, POLICY).volatile_columns).columns == ("id",)
+    assert derived(source, text, stamps=sqlguard.check(text, POLICY).volatile_columns).columns == ("id",)
 
 
 def test_without_the_parser_it_is_said_what_to_install(source: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ RANGE = (
 
 
 def admit(text: str) -> object:
-    return sqlguard.judge(text, POLICY)
+    return sqlguard.check(text, POLICY)
 
 
 def test_the_author_states_what_a_change_affects(source: Connection) -> None:
@@ -239,7 +239,7 @@ def test_a_statement_is_judged_as_queries_are(source: Connection) -> None:
 
 
 def keyed_query(text: str, **types: str) -> KeyedQuery:
-    return KeyedQuery(Query(sqlguard.judge(text, POLICY)), tuple(types), types)
+    return KeyedQuery(Query(sqlguard.check(text, POLICY)), tuple(types), types)
 
 
 @pytest.fixture

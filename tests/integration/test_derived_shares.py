@@ -33,7 +33,7 @@ def source(database: Settings) -> Iterator[Connection]:
 
 def outcome(session: Connection, sql: str) -> str:
     """Follow a query by the column that serves best as its key."""
-    judged = sqlguard.judge(sql, POLICY)
+    judged = sqlguard.check(sql, POLICY)
     if judged.parameters:
         return "has :since or :until"
     try:
@@ -45,7 +45,7 @@ def outcome(session: Connection, sql: str) -> str:
     return min((_followed(session, judged, key) for key in keys), key=lambda said: (RANK.index(said[:7]), said))
 
 
-def _followed(session: Connection, judged: sqlguard.Judged, key: tuple[str, str]) -> str:
+def _followed(session: Connection, judged: sqlguard.CheckedQuery, key: tuple[str, str]) -> str:
     try:
         found = derive(session, judged.text, [key], stamps=judged.volatile_columns)
     except SourceQueryFailed as exc:

@@ -124,7 +124,7 @@ def with_connection(bench: Workbench, url: str) -> Settings:
     return bench.settings.model_copy(update={"connections": {"shop": SecretStr(url)}})
 
 
-def verdicts(bench: Workbench, url: str) -> list[connections.Verdict]:
+def verdicts(bench: Workbench, url: str) -> list[connections.ConnectionFinding]:
     return list(connections.examine(with_connection(bench, url), "shop"))
 
 

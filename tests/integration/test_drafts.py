@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina import answers
+from vitrina import schemas
 from vitrina.loads.control import RunControl
 from vitrina.runner import requests as runner_requests
 from vitrina.services import requests as draft_rules
@@ -163,7 +163,7 @@ def test_what_a_runner_finds_stands_at_the_query_of_a_plan(api: httpx.Client, ap
 @pytest.mark.parametrize("code", ["superseded", "not_found"])
 def test_where_nothing_was_found_out_nothing_is_held_against_a_draft(code: str) -> None:
     """`not_found`: the answer of a runner that is older than the question."""
-    deep = answers.Request(
+    deep = schemas.Request(
         id=uuid4(),
         kind="explain",
         pipeline_id=None,
@@ -171,5 +171,5 @@ def test_where_nothing_was_found_out_nothing_is_held_against_a_draft(code: str) 
         error={"code": code, "message": "..."},
         created_at=datetime.now(UTC),
     )
-    report = answers.ValidationReport(valid=True, errors=[], warnings=[], deep=deep)
+    report = schemas.ValidationReport(valid=True, errors=[], warnings=[], deep=deep)
     assert draft_rules.with_findings(report, {}).valid is True

@@ -13,7 +13,7 @@ from tests.support import multitude, promlint
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.observe import monitoring
-from vitrina.store import figures, pipelines, runs
+from vitrina.store import metrics, pipelines, runs
 from vitrina.store.database import Connection
 
 FILMS = "CREATE TABLE content.films (id int PRIMARY KEY); INSERT INTO content.films VALUES (1), (2)"
@@ -101,7 +101,7 @@ def test_lag_stays_right_while_nothing_succeeds(workbench: Workbench) -> None:
     pipeline = pipelines.find(workbench.metastore, "films")
     assert pipeline
     for _ in range(2):
-        [row] = figures.list_oldest(workbench.metastore, limit=10)
+        [row] = metrics.list_oldest(workbench.metastore, limit=10)
         assert (row["now"] - row["success_started"]) / 86_400 == pytest.approx(90, abs=1)
         last = runs.find_last_success(workbench.metastore, pipeline["id"])
         assert last
@@ -210,7 +210,7 @@ def test_what_takes_long_to_sum_up_is_kept_and_its_ages_grow(
     multitude.fill(workbench.admin, pipelines=10, runs=100)
     workbench.sql("UPDATE etl.etl_runs SET finished_at = '2020-01-01', started_at = '2020-01-01'")
     rest = monitoring.Rest()
-    last = figures.list_oldest(workbench.metastore, limit=3)[-1]
+    last = metrics.list_oldest(workbench.metastore, limit=3)[-1]
     monkeypatch.setattr(monitoring, "QUICK_SECONDS", 0)
     monkeypatch.setattr(monitoring, "_KEEP_FACTOR", 1e9)
     first = rest.read(workbench.metastore, last)
@@ -223,5 +223,5 @@ def test_what_takes_long_to_sum_up_is_kept_and_its_ages_grow(
     assert grown[1] is not None
     assert grown[0] - grown[1] == pytest.approx(500)
     # A pipeline before it was deleted: these are others now.
-    other = figures.list_oldest(workbench.metastore, limit=4)[-1]
+    other = metrics.list_oldest(workbench.metastore, limit=4)[-1]
     assert rest.read(workbench.metastore, other)["success_finished"] > first["success_finished"]

@@ -109,7 +109,7 @@ def test_a_schema_in_which_everybody_may_create_is_not_looked_into(bench: Workbe
 )
 def test_a_refusal_names_the_setting_that_would_allow_it(query: str, setting: str) -> None:
     with pytest.raises(InvalidQuery, match=setting):
-        sqlguard.judge(query, SqlPolicy(frozenset({"content"})))
+        sqlguard.check(query, SqlPolicy(frozenset({"content"})))
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_a_refusal_names_the_setting_that_would_allow_it(query: str, setting: st
 )
 def test_the_operator_may_allow_functions_types_and_operators(query: str, functions: str, trusted: str) -> None:
     with pytest.raises(InvalidQuery):
-        sqlguard.judge(query, load({}, dotenv=None).sql_policy)
+        sqlguard.check(query, load({}, dotenv=None).sql_policy)
     allowed = load({"VITRINA_ALLOWED_FUNCTIONS": functions, "VITRINA_TRUSTED_EXTENSIONS": trusted}, dotenv=None)
-    sqlguard.judge(query, allowed.sql_policy)
+    sqlguard.check(query, allowed.sql_policy)
 
 
 def test_a_pattern_opens_no_function_of_the_server() -> None:
     policy = SqlPolicy(frozenset({"content"}), frozenset({"*", "pg_catalog.*", "pg_*"}))
     for query in ("SELECT pg_read_file('a')", "SELECT pg_catalog.pg_read_file('a')", "SELECT pg_sleep(1)"):
         with pytest.raises(InvalidQuery, match="is not one that queries may call"):
-            sqlguard.judge(query, policy)
+            sqlguard.check(query, policy)
 
 
 def test_settings_name_what_they_do_not_know() -> None:

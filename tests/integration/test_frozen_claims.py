@@ -35,5 +35,5 @@ def test_another_runner_takes_the_pipeline(workbench: Workbench, monkeypatch: py
         manager.stop()
         goes_on.set()
         frozen.join(timeout=60)
-        manager._bell.close()
-        manager._ringer.close()
+        manager._wakeup_recv.close()
+        manager._wakeup_send.close()

@@ -7,8 +7,8 @@ import pytest
 
 from tests.integration.api import create
 from tests.support.workbench import Workbench
-from vitrina.answers import Graph
 from vitrina.cli import graph as drawings
+from vitrina.schemas import Graph
 from vitrina.services import graph
 from vitrina.store.database import Connection
 

@@ -8,19 +8,19 @@ import pytest
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.errors import CannotConnect
-from vitrina.observe import kept_session
-from vitrina.observe.kept_session import KeptSession
+from vitrina.observe import shared_session
+from vitrina.observe.shared_session import SharedSession
 
 ASLEEP = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
 
 
-def pid_of(session: KeptSession) -> int:
+def pid_of(session: SharedSession) -> int:
     with session.turn() as connection:
         return connection.info.backend_pid
 
 
 def test_it_is_opened_once_and_anew_when_the_server_has_ended_it(workbench: Workbench) -> None:
-    session = KeptSession(workbench.settings)
+    session = SharedSession(workbench.settings)
     try:
         first = pid_of(session)
         assert pid_of(session) == first
@@ -35,8 +35,8 @@ def test_it_is_opened_once_and_anew_when_the_server_has_ended_it(workbench: Work
 
 
 def test_who_waits_too_long_cuts_off_the_one_before(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_session, "PATIENCE_SECONDS", 0.2)
-    session = KeptSession(workbench.settings)
+    monkeypatch.setattr(shared_session, "PATIENCE_SECONDS", 0.2)
+    session = SharedSession(workbench.settings)
     asking = threading.Event()
     failed: list[psycopg.Error] = []
 

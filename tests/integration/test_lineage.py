@@ -25,7 +25,7 @@ from vitrina.observe import lineage_sender
 from vitrina.observe.lineage import RunLineage
 from vitrina.observe.lineage_sender import LineageSender
 from vitrina.observe.monitoring import Connect
-from vitrina.observe.observer import Outcome
+from vitrina.observe.observer import RunOutcome
 from vitrina.observe.prometheus import Instruments
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
@@ -49,7 +49,7 @@ def work(bench: Workbench, settings: Settings, name: str) -> list[dict[str, Any]
     events: list[dict[str, Any]] = []
     bench.request(name)
     claim = bench.claim()
-    watched = PipelineDispatcher(settings, onlookers=lambda claim: [RunLineage(settings, claim, events.append)])
+    watched = PipelineDispatcher(settings, observers=lambda claim: [RunLineage(settings, claim, events.append)])
     watched.work(claim, RunControl(NO_HEARTBEAT_SECONDS, threading.Event()))
     return [openlineage.check(json.loads(json.dumps(event))) for event in events]
 
@@ -272,7 +272,7 @@ def test_a_runner_that_was_taken_for_dead_does_not_tell_the_end_again(workbench:
             recovery.recover_expired(workbench.metastore, max_attempts=3)
             sender.look()
             receiver.wait_for(lambda r: len(r.received) == 2)
-            late.ended(Outcome("LOST"), Counters())
+            late.ended(RunOutcome("LOST"), Counters())
     assert [json.loads(one.body)["eventType"] for one in receiver.received] == ["START", "ABORT"]
 
 
@@ -287,7 +287,7 @@ def test_an_end_that_nobody_took_is_told_later(workbench: Workbench, monkeypatch
     with Receiver() as receiver:
         settings = workbench.settings.model_copy(update={"lineage_url": SecretStr(receiver.url("/lineage"))})
         with sending(settings, lambda: nullcontext(workbench.metastore)) as (sender, registry):
-            watched = PipelineDispatcher(settings, onlookers=lambda claim: [RunLineage(settings, claim, sender.send)])
+            watched = PipelineDispatcher(settings, observers=lambda claim: [RunLineage(settings, claim, sender.send)])
             receiver.refusals = [200, 503]
             watched.work(claim, RunControl(NO_HEARTBEAT_SECONDS, threading.Event()))
             until(lambda: registry.get_sample_value("vitrina_lineage_events_total", {"outcome": "sent"}) == 2)

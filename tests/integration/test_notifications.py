@@ -20,8 +20,8 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.loads.control import RunControl
-from vitrina.observe import notifications as courier_module
-from vitrina.observe.notifications import MAX_ATTEMPTS, Courier
+from vitrina.observe import notifications as notifications_module
+from vitrina.observe.notifications import MAX_ATTEMPTS, Notifier
 from vitrina.observe.prometheus import Instruments
 from vitrina.runner import requests as runner_requests
 from vitrina.settings import Settings
@@ -52,16 +52,16 @@ def told(workbench: Workbench, receiver: Receiver) -> Settings:
 
 @contextmanager
 def session(settings: Settings) -> Iterator[Connection]:
-    with database.connect(settings.require_database_url(), "courier") as connection:
+    with database.connect(settings.require_database_url(), "notifier") as connection:
         yield connection
 
 
-def courier(settings: Settings) -> Courier:
-    return impatient_courier(settings, Instruments(CollectorRegistry()), patience_seconds=60)
+def notifier(settings: Settings) -> Notifier:
+    return impatient_notifier(settings, Instruments(CollectorRegistry()), patience_seconds=60)
 
 
-def impatient_courier(settings: Settings, instruments: Instruments, patience_seconds: float = 0) -> Courier:
-    return Courier(
+def impatient_notifier(settings: Settings, instruments: Instruments, patience_seconds: float = 0) -> Notifier:
+    return Notifier(
         settings, instruments, lambda: session(settings), first_wait_seconds=0, patience_seconds=patience_seconds
     )
 
@@ -83,14 +83,14 @@ def test_a_failure_and_the_recovery_are_told_once_each(
     workbench.sql("INSERT INTO content.films VALUES (1, 'Solaris')")
     failed = workbench.run("films")
     assert failed["status"] == "FAILED"
-    assert courier(told).deliver_due() == 1
+    assert notifier(told).deliver_due() == 1
     # A second failure is told again, the recovery once; a second success is no news.
     workbench.run("films")
     repair(workbench)
     assert workbench.run("films")["status"] == "SUCCESS"
     workbench.run("films")
-    assert courier(told).deliver_due() == 2
-    assert courier(told).deliver_due() == 0
+    assert notifier(told).deliver_due() == 2
+    assert notifier(told).deliver_due() == 0
 
     bodies = [json.loads(one.body) for one in receiver.at("/hook")]
     assert [body["type"] for body in bodies] == ["pipeline.failed", "pipeline.failed", "pipeline.recovered"]
@@ -116,7 +116,7 @@ def test_checks_that_warn_are_told_when_they_begin(workbench: Workbench, told: S
 
     def run_and_count() -> int:
         assert workbench.run("films")["status"] == "SUCCESS"
-        return courier(told).deliver_due()
+        return notifier(told).deliver_due()
 
     assert run_and_count() == 1
     assert run_and_count() == 0
@@ -152,7 +152,7 @@ def test_the_signature_is_one_that_a_receiver_can_verify(
     workbench: Workbench, told: Settings, receiver: Receiver
 ) -> None:
     fail_by_hand(workbench, make_failing(workbench))
-    courier(told).deliver_due()
+    notifier(told).deliver_due()
     [got] = receiver.at("/hook")
     signed = f"{got.headers['webhook-id']}.{got.headers['webhook-timestamp']}.".encode() + got.body
     expected = base64.b64encode(hmac.new(b"a key of the operator's", signed, hashlib.sha256).digest()).decode()
@@ -165,12 +165,12 @@ def test_a_receiver_that_refuses_is_tried_again_and_the_other_is_not_told_twice(
     receiver.refusals_at = {"/hook": [500, 503]}
     fail_by_hand(workbench, make_failing(workbench))
     for _ in range(3):
-        courier(told).deliver_due()
+        notifier(told).deliver_due()
     assert len(receiver.at("/hook")) == 3
     assert len(receiver.at("/slack")) == 1
     # The same message each time: the receiver can tell that it is no new one.
     assert len({one.headers["webhook-id"] for one in receiver.at("/hook")}) == 1
-    assert courier(told).deliver_due() == 0
+    assert notifier(told).deliver_due() == 0
 
 
 def test_a_receiver_that_never_accepts_is_given_up(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
@@ -179,7 +179,7 @@ def test_a_receiver_that_never_accepts_is_given_up(workbench: Workbench, told: S
     pipeline_id = make_failing(workbench)
     fail_by_hand(workbench, pipeline_id)
     for _ in range(MAX_ATTEMPTS + 3):
-        courier(told).deliver_due()
+        notifier(told).deliver_due()
     assert len(receiver.received) == MAX_ATTEMPTS
     [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
     assert row["done_at"] is not None
@@ -196,12 +196,12 @@ def silent_receiver() -> Iterator[str]:
 def test_a_receiver_that_does_not_answer_delays_only_itself(
     workbench: Workbench, told: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier_module, "DELIVERY_SECONDS", 600.0)
-    monkeypatch.setattr(courier_module, "TIMEOUT_SECONDS", 600.0)
+    monkeypatch.setattr(notifications_module, "DELIVERY_SECONDS", 600.0)
+    monkeypatch.setattr(notifications_module, "TIMEOUT_SECONDS", 600.0)
     pipeline_id = make_failing(workbench)
     write_messages(workbench, pipeline_id, 10)
     with silent_receiver() as url:
-        sender = impatient_courier(told.model_copy(update={"webhook_url": SecretStr(url)}), instruments())
+        sender = impatient_notifier(told.model_copy(update={"webhook_url": SecretStr(url)}), instruments())
 
         def told_all() -> bool:
             sender.deliver_due()
@@ -217,12 +217,12 @@ def test_what_was_not_tried_is_not_counted(
     workbench: Workbench, told: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message found that the receiver is slow; the others wait until it is not, without losing a try."""
-    monkeypatch.setattr(courier_module, "DELIVERY_SECONDS", 0.2)
+    monkeypatch.setattr(notifications_module, "DELIVERY_SECONDS", 0.2)
     pipeline_id, counted = make_failing(workbench), instruments()
     write_messages(workbench, pipeline_id, 3)
     with silent_receiver() as url:
         settings = told.model_copy(update={"webhook_url": SecretStr(url), "slack_webhook_url": None})
-        sender = impatient_courier(settings, counted, patience_seconds=60)
+        sender = impatient_notifier(settings, counted, patience_seconds=60)
         assert sender.deliver_due() == 3
         assert [sender.deliver_due() for _ in range(MAX_ATTEMPTS)] == [0] * MAX_ATTEMPTS
     rows = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
@@ -238,7 +238,7 @@ def test_a_message_that_everybody_has_is_done_also_if_that_was_not_written_down(
     pipeline_id = make_failing(workbench)
     write_messages(workbench, pipeline_id, 1)
     workbench.sql("UPDATE etl.etl_notifications SET delivered = '{webhook,slack}'")
-    assert courier(told).deliver_due() == 1
+    assert notifier(told).deliver_due() == 1
     assert receiver.received == []
     [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
     assert row["done_at"] is not None
@@ -259,10 +259,10 @@ def test_two_runners_do_not_send_the_same_message(workbench: Workbench, told: Se
     fail_by_hand(workbench, make_failing(workbench))
     for channel in ("webhook", "slack"):
         assert len(notifications.claim_due(workbench.metastore, channel, lease_seconds=60, limit=4)) == 1
-    assert courier(told).deliver_due() == 0
+    assert notifier(told).deliver_due() == 0
     # The first one died before it could send: the lease ends, and another one takes it up.
     workbench.sql("UPDATE etl.etl_deliveries SET next_try_at = now()")
-    assert courier(told).deliver_due() == 1
+    assert notifier(told).deliver_due() == 1
     assert (len(receiver.at("/hook")), len(receiver.at("/slack"))) == (1, 1)
 
 
@@ -296,17 +296,17 @@ def test_a_receiver_that_is_given_up_takes_no_try_from_the_other(
     only_webhook = told.model_copy(update={"slack_webhook_url": None})
     with holding_back(workbench, "slack"):
         for _ in range(MAX_ATTEMPTS + 3):
-            courier(told).deliver_due()
+            notifier(told).deliver_due()
     assert (len(receiver.at("/hook")), len(receiver.at("/slack"))) == (MAX_ATTEMPTS, 0)
 
     for _ in range(3):
-        courier(told).deliver_due()
+        notifier(told).deliver_due()
 
     assert (len(receiver.at("/hook")), len(receiver.at("/slack"))) == (MAX_ATTEMPTS, 3)
     [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
     assert (row["delivered"], row["last_error"]) == (["slack"], "webhook: the receiver answered 500")
     assert row["done_at"] is not None
-    assert courier(only_webhook).deliver_due() == 0
+    assert notifier(only_webhook).deliver_due() == 0
 
 
 def test_a_receiver_waits_as_long_as_its_own_failures_say(
@@ -316,10 +316,10 @@ def test_a_receiver_waits_as_long_as_its_own_failures_say(
     fail_by_hand(workbench, make_failing(workbench))
     with holding_back(workbench, "slack"):
         for _ in range(5):
-            courier(told).deliver_due()
+            notifier(told).deliver_due()
     assert tries(workbench, "webhook") == [5]
 
-    counted = Courier(told, instruments(), lambda: session(told), first_wait_seconds=100, patience_seconds=60)
+    counted = Notifier(told, instruments(), lambda: session(told), first_wait_seconds=100, patience_seconds=60)
     counted.deliver_due()
 
     assert tries(workbench, "slack") == [1]
@@ -336,10 +336,10 @@ def test_a_runner_without_a_receiver_leaves_to_others_what_they_are_about_to_try
     receiver.refusals_at = {"/hook": [500]}
     pipeline_id = make_failing(workbench)
     fail_by_hand(workbench, pipeline_id)
-    patient = Courier(told, instruments(), lambda: session(told), first_wait_seconds=600, patience_seconds=60)
+    patient = Notifier(told, instruments(), lambda: session(told), first_wait_seconds=600, patience_seconds=60)
     patient.deliver_due()
     nobody = told.model_copy(update={"slack_webhook_url": None, "webhook_url": None})
-    assert courier(nobody).deliver_due() == 0
+    assert notifier(nobody).deliver_due() == 0
     [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
     assert (row["done_at"], row["delivered"]) == (None, ["slack"])
 
@@ -366,7 +366,7 @@ def test_a_move_that_is_rolled_back_is_not_told(workbench: Workbench) -> None:
 
 def test_a_pipeline_may_ask_for_less(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
     fail_by_hand(workbench, make_failing(workbench, options={"notify": ["recovered"]}))
-    assert courier(told).deliver_due() == 1
+    assert notifier(told).deliver_due() == 1
     assert receiver.received == []
 
 
@@ -380,7 +380,7 @@ def test_drift_is_told_when_a_reconciliation_finds_some(
             f"""UPDATE etl.etl_requests SET status = 'DONE', result = '{{"differences": {rows}}}'
                 WHERE status = 'QUEUED'"""
         )
-    assert courier(told).deliver_due() == 1
+    assert notifier(told).deliver_due() == 1
     [got] = receiver.at("/hook")
     assert json.loads(got.body)["data"]["differences"] == 3
 

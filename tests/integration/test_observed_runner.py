@@ -20,8 +20,8 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.observe import logs
-from vitrina.observe.kept_session import KeptSession
 from vitrina.observe.run_logs import LineKeeper
+from vitrina.observe.shared_session import SharedSession
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import Settings
 from vitrina.store import leases, pipelines, requests, run_logs
@@ -54,7 +54,7 @@ def observed(settings: Settings) -> Iterator[Observed]:
     manager = PipelineManager(settings)
     thread = threading.Thread(target=manager.run_forever, daemon=True)
     thread.start()
-    port = manager._lookout.port
+    port = manager._telemetry.port
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
         try:
             yield Observed(manager, http)
@@ -62,8 +62,8 @@ def observed(settings: Settings) -> Iterator[Observed]:
             manager.stop()
             thread.join(timeout=60)
     assert not thread.is_alive(), "the runner did not stop"
-    manager._bell.close()
-    manager._ringer.close()
+    manager._wakeup_recv.close()
+    manager._wakeup_send.close()
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_probes_tell_what_is_wrong(
     # A long lease: the next heartbeat must not come between what is broken here and the look at it. Nor may the loop's
     # next look around: a runner leaves a metastore of another version, and its probes with it.
     settings = told[0].model_copy(update={"lease_ttl_seconds": 3600.0})
-    monkeypatch.setattr(PipelineManager, "_tick", lambda manager, _: manager._lookout.looked_around())
+    monkeypatch.setattr(PipelineManager, "_tick", lambda manager, _: manager._telemetry.looked_around())
     with observed(settings) as runner:
         assert runner.http.get("/livez").json() == {"status": "ok"}
         ready = runner.http.get("/readyz?verbose")
@@ -266,7 +266,7 @@ def test_kept_lines_have_no_secrets_and_survive_odd_values(
     workbench.request("films")
     claim = workbench.claim()
     dropped: list[int] = []
-    session = KeptSession(settings)
+    session = SharedSession(settings)
     keeper = LineKeeper(settings, session.turn, on_dropped=dropped.append)
     keeper.start()
     try:

@@ -41,8 +41,8 @@ def runner(bench: Workbench) -> Iterator[PipelineManager]:
     yield manager
     manager.stop()
     thread.join(timeout=60)
-    manager._bell.close()
-    manager._ringer.close()
+    manager._wakeup_recv.close()
+    manager._wakeup_send.close()
 
 
 def sessions(bench: Workbench, which: str) -> int:

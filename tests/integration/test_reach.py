@@ -101,9 +101,9 @@ def test_without_these_checks_the_same_run_would_deliver_private_rows(
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_server_says_what_it_opened_however_it_is_planned(bench: Workbench, hidden: str, guarded: bool) -> None:
     """Also with the guard switched off, which would have said what the text names."""
-    judged = sqlguard.judge(hidden.format("content.outer_staff"), SqlPolicy(bench.settings.source_schemas))
+    judged = sqlguard.check(hidden.format("content.outer_staff"), SqlPolicy(bench.settings.source_schemas))
     if not guarded:
-        judged = sqlguard.Judged(**{**judged.__dict__, "tables": ()})
+        judged = sqlguard.CheckedQuery(**{**judged.__dict__, "tables": ()})
     with pytest.raises(SourceQueryFailed, match=r"reads private\.salaries"):
         admit(bench, judged, bench.settings)
 
@@ -114,10 +114,10 @@ def test_the_operator_may_open_what_stands_behind_curated_views(bench: Workbench
         update={"allowed_relations": "private.sal*, private.logs_old", "source_schemas": frozenset({"content", "ugc"})}
     )
     for view, _ in LEADING_AWAY:
-        judged = sqlguard.judge(f"SELECT id, title FROM {view}", SqlPolicy(settings.source_schemas))
+        judged = sqlguard.check(f"SELECT id, title FROM {view}", SqlPolicy(settings.source_schemas))
         admit(bench, judged, settings)
     with pytest.raises(InvalidQuery, match=r"private\.salaries"):
-        sqlguard.judge("SELECT id FROM private.salaries", SqlPolicy(settings.source_schemas))
+        sqlguard.check("SELECT id FROM private.salaries", SqlPolicy(settings.source_schemas))
     bench.pipeline("staff", "SELECT id, title FROM content.staff", target_key=["id"])
     assert bench.run("staff")["rows_written"] == 2
 
@@ -127,7 +127,7 @@ def test_plain_tables_are_not_taken_for_strangers(bench: Workbench) -> None:
     bench.sql("CREATE MATERIALIZED VIEW content.kept AS SELECT name FROM private.salaries")
     bench.source("SELECT 1")
     for query in ("SELECT title FROM content.films WHERE title = 'a'", "SELECT name FROM content.kept"):
-        admit(bench, sqlguard.judge(query, SqlPolicy(bench.settings.source_schemas)), bench.settings)
+        admit(bench, sqlguard.check(query, SqlPolicy(bench.settings.source_schemas)), bench.settings)
 
 
 def test_what_a_pass_costs_is_asked_with_its_own_bounds(bench: Workbench) -> None:
@@ -167,7 +167,7 @@ def test_a_function_that_the_plan_hides_still_runs_read_only(bench: Workbench) -
 
 def test_a_function_of_the_server_behind_a_view_is_refused_although_the_plan_hides_it(bench: Workbench) -> None:
     bench.source("CREATE VIEW content.sleeping AS SELECT id, pg_sleep(1)::text AS slept FROM content.films")
-    judged = sqlguard.judge("SELECT id, slept FROM content.sleeping WHERE false", _policy(bench.settings))
+    judged = sqlguard.check("SELECT id, slept FROM content.sleeping WHERE false", _policy(bench.settings))
     with pytest.raises(SourceQueryFailed, match=r"calls pg_sleep by way of content\.sleeping"):
         admit(bench, judged, bench.settings)
 
@@ -210,7 +210,7 @@ def _policy(settings: Settings) -> SqlPolicy:
     return SqlPolicy(settings.source_schemas)
 
 
-def admit(bench: Workbench, judged: sqlguard.Judged, settings: Settings) -> plan_check.Admitted:
+def admit(bench: Workbench, judged: sqlguard.CheckedQuery, settings: Settings) -> plan_check.Admitted:
     url = database.reader_url(settings, None)
     with database.connect(url, "vitrina:test", settings=database.READ_ONLY) as connection:
         reader = SqlReader(connection, url, "vitrina:test")

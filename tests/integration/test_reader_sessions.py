@@ -113,7 +113,7 @@ def test_who_reads_everything_in_order_counts_on_a_small_cache(workbench: Workbe
 def test_positions_are_those_of_the_authors_text(workbench: Workbench) -> None:
     workbench.source(FILMS)
     text = "-- films\n  SELECT id FROM content.films\n  WHERE title > :since\n    AND title < :since AND missing = 1"
-    judged = sqlguard.judge(text, SqlPolicy(workbench.settings.source_schemas))
+    judged = sqlguard.check(text, SqlPolicy(workbench.settings.source_schemas))
     with careless_reader(workbench) as reader, pytest.raises(SourceQueryFailed, match="line 4, column 28") as refused:
         reader.describe(judged)
     assert text.splitlines()[3][27:].startswith("missing")
@@ -126,7 +126,7 @@ def test_a_server_that_falls_while_it_is_asked_says_nothing_about_the_query(
 ) -> None:
     """It once read as a query without columns, and the run was FAILED for good."""
     workbench.source(FILMS)
-    judged = sqlguard.judge("SELECT id FROM content.films", SqlPolicy(workbench.settings.source_schemas))
+    judged = sqlguard.check("SELECT id FROM content.films", SqlPolicy(workbench.settings.source_schemas))
     with careless_reader(workbench) as reader:
         reader.connection = cast("database.Connection", _Falling(reader.connection, question, workbench))
         with pytest.raises(Disconnected), database.translated("looking"):
@@ -175,7 +175,7 @@ def test_a_view_may_not_lead_where_its_text_does_not(workbench: Workbench, query
         CREATE VIEW content.waiting AS SELECT pg_sleep(10)::text AS slept FROM content.films;
         """
     )
-    sqlguard.judge(query, SqlPolicy(workbench.settings.source_schemas))
+    sqlguard.check(query, SqlPolicy(workbench.settings.source_schemas))
     workbench.pipeline("films", query, options={"max_cost": 5000.0})
     run = workbench.run("films")
     assert run["status"] == "FAILED"

@@ -17,7 +17,7 @@ from vitrina.loads.control import RunControl
 from vitrina.runner import requests as performing
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
-from vitrina.store import figures, requests
+from vitrina.store import metrics, requests
 from vitrina.store.leases import Claim
 from vitrina.transforms import SourceContext, source
 
@@ -340,7 +340,7 @@ def test_comparisons_are_scheduled_and_drift_is_told(workbench: Workbench) -> No
 
     [event] = workbench.sql("SELECT payload FROM etl.etl_events WHERE topic = 'drift'")
     assert (event["payload"]["pipeline"], event["payload"]["level"]) == ("films", "quick")
-    [told] = figures.list_oldest(workbench.metastore, limit=10)
+    [told] = metrics.list_oldest(workbench.metastore, limit=10)
     assert told["drift_rows"] == event["payload"]["differences"] > 0
 
 

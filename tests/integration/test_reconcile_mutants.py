@@ -10,7 +10,7 @@ from psycopg.sql import SQL, Composed
 from tests.integration.test_reconcile import counts, films, key
 from tests.support.workbench import Workbench
 from vitrina.checks import compare, reconcile
-from vitrina.checks.compare import Look, Verdict
+from vitrina.checks.compare import Comparison, Confirmation
 from vitrina.connectors.postgres import rescan
 from vitrina.connectors.postgres.compare import TableSide, one_form
 from vitrina.loads.job import Job
@@ -80,8 +80,8 @@ def _order_blind(self: TableSide) -> Composed:
     return SQL('hashtextextended((ROW({})::text) COLLATE "C", 0)').format(SQL(", ").join(parts))
 
 
-def _first_look_counts(first: Look, *_: Any, **__: Any) -> Verdict:
-    verdict = Verdict(confirmed=first.differences)
+def _first_look_counts(first: Comparison, *_: Any, **__: Any) -> Confirmation:
+    verdict = Confirmation(confirmed=first.differences)
     for difference in first.differences:
         verdict.counts[difference.kind] += 1
     return verdict
@@ -97,7 +97,7 @@ CHECKS: list[tuple[Callable[[Workbench], None], Mutant]] = [
     (arrays_have_an_order, (TableSide, "_image", _order_blind)),
     (a_passing_difference_is_none, (compare, "confirm", _first_look_counts)),
     (a_changing_row_is_in_flight, (reconcile, "_movement", _nothing_moves)),
-    (what_no_pass_has_read_is_in_flight, (rescan, "young", lambda source, found: SQL("false"))),
+    (what_no_pass_has_read_is_in_flight, (rescan, "in_flight", lambda source, found: SQL("false"))),
 ]
 
 

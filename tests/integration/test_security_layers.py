@@ -27,7 +27,7 @@ from vitrina.connectors.postgres.stage import Stage, StageColumn
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import InvalidQuery, RunError, SourceQueryFailed
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged, SqlPolicy
+from vitrina.sqlguard import CheckedQuery, SqlPolicy
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 
@@ -168,9 +168,9 @@ def fingerprint(place: Place) -> str:
     return str(row[0])
 
 
-def believed(text: str, policy: SqlPolicy | None = None) -> Judged:
+def believed(text: str, policy: SqlPolicy | None = None) -> CheckedQuery:
     """The guard switched off: whatever the author wrote counts as one harmless SELECT."""
-    return Judged(text, (), frozenset(), frozenset(), frozenset(), False, 0, ())
+    return CheckedQuery(text, (), frozenset(), frozenset(), frozenset(), False, 0, ())
 
 
 # --- the layers, each by itself ------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def stopped_by_session(place: Place, hostile: Hostile) -> bool:
     return place.is_as_seen()
 
 
-def _look(place: Place, reader: SqlReader, judged: Judged) -> None:
+def _look(place: Place, reader: SqlReader, judged: CheckedQuery) -> None:
     """What a run asks before it reads: the result's shape, the plan, a count."""
     with suppress(RunError):
         reader.describe(judged)
@@ -214,7 +214,7 @@ def _look(place: Place, reader: SqlReader, judged: Judged) -> None:
     reader.value(SQL("{} SELECT count(*) FROM {} AS q").format(head, source))
 
 
-def _stream(place: Place, reader: SqlReader, judged: Judged) -> None:
+def _stream(place: Place, reader: SqlReader, judged: CheckedQuery) -> None:
     """Alone and wrapped: the driver must not be talked into a second statement either."""
     statements = [Query(judged).select([SQL("q::text AS row")], Bounds())]
     if ";" in judged.text:
@@ -225,7 +225,7 @@ def _stream(place: Place, reader: SqlReader, judged: Judged) -> None:
                 pass
 
 
-def _fill(place: Place, reader: SqlReader, judged: Judged) -> None:
+def _fill(place: Place, reader: SqlReader, judged: CheckedQuery) -> None:
     """As a run does: beside the stage when the plan is known to compute only, else read-only first."""
     query = Query(judged)
     plan = reader.explain(query.select([SQL("q.*")], Bounds())).plan
@@ -262,7 +262,7 @@ def _reader(place: Place, hostile: Hostile) -> Iterator[SqlReader]:
 def stopped_by_guard(place: Place, hostile: Hostile) -> bool:
     """Layer 3 alone: the text, and nothing but the text."""
     try:
-        sqlguard.judge(hostile.sql, SqlPolicy(place.settings.source_schemas))
+        sqlguard.check(hostile.sql, SqlPolicy(place.settings.source_schemas))
     except InvalidQuery as exc:
         return bool(exc.message) and exc.line >= 1
     return False

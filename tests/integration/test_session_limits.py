@@ -177,8 +177,8 @@ def runner(bench: Workbench) -> Iterator[None]:
     finally:
         manager.stop()
         thread.join(PATIENCE_SECONDS)
-        manager._bell.close()
-        manager._ringer.close()
+        manager._wakeup_recv.close()
+        manager._wakeup_send.close()
 
 
 def wait_until_idle(bench: Workbench, names: tuple[str, ...]) -> None:

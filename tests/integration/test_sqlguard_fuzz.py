@@ -22,8 +22,8 @@ from vitrina import sqlguard
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import InvalidQuery
 from vitrina.explain import explain_relations
-from vitrina.sqlguard import SqlPolicy, calls, expressions, judge, render, tables, types, vocabulary
-from vitrina.sqlguard.reading import Scope
+from vitrina.sqlguard import SqlPolicy, calls, check, expressions, render, tables, types, vocabulary
+from vitrina.sqlguard.parser import Scope
 
 POLICY = SqlPolicy(frozenset({"content", "ugc"}))
 PARAMETERS = {"since": "'2024-01-01'::timestamptz", "until": "'2025-01-01'::timestamptz"}
@@ -57,7 +57,7 @@ class Arena:
 
     def _verdict(self, text: str) -> Verdict:
         try:
-            judged = judge(text, POLICY)
+            judged = check(text, POLICY)
         except InvalidQuery:
             return Verdict.REFUSED
         rendered = render(judged, PARAMETERS)

@@ -10,7 +10,7 @@ from tests.integration import sqlguard_oracle
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import InvalidQuery
 from vitrina.explain import explain_functions_outside_catalog, explain_relations, is_pageable
-from vitrina.sqlguard import Judged, SqlPolicy, judge, render, vocabulary
+from vitrina.sqlguard import CheckedQuery, SqlPolicy, check, render, vocabulary
 from vitrina.sqlguard.tokens import Kind, tokenize
 
 POLICY = SqlPolicy(frozenset({"content", "ugc"}))
@@ -27,11 +27,11 @@ def session(server: TemporaryServer) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def runnable(session: psycopg.Connection) -> list[tuple[queries.Query, Judged]]:
+def runnable(session: psycopg.Connection) -> list[tuple[queries.Query, CheckedQuery]]:
     """The legitimate queries that this version of the server knows."""
     version = session.info.server_version // 10_000
     judged = [
-        (query, judge(query.sql, POLICY))
+        (query, check(query.sql, POLICY))
         for query in queries.legitimate()
         if has_libxml(session) or not query.sql.startswith("-- needs libxml\n")
     ]
@@ -219,7 +219,7 @@ def test_operators_call_nothing_that_writes(session: psycopg.Connection) -> None
 
 def is_accepted(text: str) -> bool:
     try:
-        judge(text, POLICY)
+        check(text, POLICY)
     except InvalidQuery:
         return False
     return True
@@ -239,7 +239,7 @@ def is_accepted(text: str) -> bool:
 def test_strings_end_where_the_server_ends_them(session: psycopg.Connection, spelling: str) -> None:
     """The probe behind the string is seen by both, or the string was cut differently."""
     text = f"SELECT {spelling}, 'probe' AS probe"
-    judge(text, POLICY)
+    check(text, POLICY)
     assert fetch(session, text)[0][-1] == "probe"
 
 

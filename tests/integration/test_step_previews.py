@@ -148,8 +148,8 @@ def test_a_runner_tells_which_steps_it_has(bench: Workbench) -> None:
     finally:
         manager.stop()
         runner.join(timeout=30)
-        manager._bell.close()
-        manager._ringer.close()
+        manager._wakeup_recv.close()
+        manager._wakeup_send.close()
     assert listed["keep_rows"]["kind"] == "transform"
     assert listed["keep_rows"]["params"]["properties"]["where"]
     assert listed["preview_numbers"]["kind"] == "source"

@@ -290,8 +290,8 @@ def runner(bench: Workbench) -> Iterator[PipelineManager]:
     yield manager
     manager.stop()
     thread.join(timeout=60)
-    manager._bell.close()
-    manager._ringer.close()
+    manager._wakeup_recv.close()
+    manager._wakeup_send.close()
 
 
 @pytest.mark.parametrize("row", [5, LATE_ROW], ids=["while columns are found out", "in a batch"])

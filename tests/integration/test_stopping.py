@@ -32,5 +32,5 @@ def test_it_waits_for_its_metastore_without_a_lock_that_a_signal_needs(
 
     assert not looping.is_alive()
     assert (tries, locked) == (["manager"], [])
-    manager._bell.close()
-    manager._ringer.close()
+    manager._wakeup_recv.close()
+    manager._wakeup_send.close()

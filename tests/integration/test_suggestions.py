@@ -8,7 +8,7 @@ import yaml
 from tests.support.workbench import Workbench
 from vitrina.errors import ConfigError, NotFound
 from vitrina.services import manifest_files, policy, suggestions
-from vitrina.services.suggestions import Suggestion, Wishes
+from vitrina.services.suggestions import Preferences, Suggestion
 
 STAMP = """
 CREATE FUNCTION content.stamp() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -21,7 +21,7 @@ END $$;
 
 def suggest(bench: Workbench, table: str, **wishes: Any) -> Suggestion:
     found = suggestions.find_table(bench.metastore, "content", table)
-    return suggestions.suggest(found, suggestions.target_for(found, "analytics"), Wishes(**wishes))
+    return suggestions.suggest(found, suggestions.target_for(found, "analytics"), Preferences(**wishes))
 
 
 def test_a_trigger_that_stamps_every_row_makes_it_exact(workbench: Workbench) -> None:
@@ -129,7 +129,7 @@ def test_odd_names_are_quoted_and_pass_the_guard(workbench: Workbench) -> None:
         '("Id" int PRIMARY KEY, "select" int, "a ""b""" int, "Updated_At" timestamptz)'
     )
     found = suggestions.find_table(workbench.metastore, "content", "Заказы 2026")
-    made = suggestions.suggest(found, "analytics.orders", Wishes())
+    made = suggestions.suggest(found, "analytics.orders", Preferences())
     assert made.definition["source_query"] == (
         'SELECT "Id", "select", "a ""b""", "Updated_At" FROM content."Заказы 2026"'
     )

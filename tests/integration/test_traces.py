@@ -20,9 +20,9 @@ from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina.loads.control import RunControl
 from vitrina.observe import logs, tracing
 from vitrina.observe import run_trace as runner_traces
-from vitrina.observe.observer import Outcome
+from vitrina.observe.observer import RunOutcome
 from vitrina.observe.run_trace import RunTrace
-from vitrina.ports.batch import Lap, Part
+from vitrina.ports.batch import Part, Timing
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.status import Trigger
 from vitrina.store import pipelines
@@ -118,8 +118,8 @@ def test_stages_that_nobody_could_see_are_left_out(workbench: Workbench, collect
     workbench.request("films")
     run = RunTrace(traces, workbench.claim())
     filled = Part(number=1, rows=10, last=None, seconds=1.0)
-    run.batch_done(filled, {"read": Lap(100.0, 0.5), "stage": Lap(100.5, 0.0009), "merge": Lap(100.6, 0.001)})
-    run.ended(Outcome("SUCCESS"), Counters())
+    run.batch_done(filled, {"read": Timing(100.0, 0.5), "stage": Timing(100.5, 0.0009), "merge": Timing(100.6, 0.001)})
+    run.ended(RunOutcome("SUCCESS"), Counters())
     traces.stop()
     spans = spans_at(collector)
     assert sorted(spans) == ["batch", "merge", "read", "run films"]
@@ -134,7 +134,7 @@ def test_a_run_that_fails_is_told_with_its_error(workbench: Workbench, collector
     workbench.pipeline("films", "SELECT id, 1 / (id - 1) AS broken FROM content.films", target_key=["id"])
     workbench.request("films")
     claim = workbench.claim()
-    watched = PipelineDispatcher(workbench.settings, onlookers=lambda claim: [RunTrace(traces, claim)])
+    watched = PipelineDispatcher(workbench.settings, observers=lambda claim: [RunTrace(traces, claim)])
     watched.work(claim, RunControl(NO_HEARTBEAT_SECONDS, threading.Event()))
     traces.stop()
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.integration.api import DEFINITION
-from vitrina import answers, errors
+from vitrina import errors, schemas
 from vitrina.client import Client
 from vitrina.status import RunStatus, Status
 from vitrina.store import leases, pipelines, recovery
@@ -36,7 +36,7 @@ def lose(metastore: Connection) -> None:
     assert recovery.recover_expired(metastore, max_attempts=3)
 
 
-def wait(client: Client, accepted: answers.RunAccepted, **how: Any) -> answers.Run:
+def wait(client: Client, accepted: schemas.RunAccepted, **how: Any) -> schemas.Run:
     return client.wait_for_run(
         "films", requested_at=accepted.run_requested_at, asked=accepted.asked, poll_seconds=0.02, **how
     )

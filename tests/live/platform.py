@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from tests.support.workbench import Workbench
 from vitrina.ports.live import Change
 from vitrina.runner.feeds import FeedKeeper
-from vitrina.runner.watchdog import Watch
+from vitrina.runner.watchdog import SessionWatchdog
 from vitrina.store import database, databases, feeds
 
 
@@ -20,12 +20,12 @@ class Platform:
         seen = databases.look(bench.metastore)
         assert seen
         self.feed = feeds.ensure(bench.metastore, seen.identity, None)
-        self._watch = Watch(list)
-        self._watch.start()
+        self._watchdog = SessionWatchdog(list)
+        self._watchdog.start()
         self.keepers: list[FeedKeeper] = []
 
     def start(self) -> FeedKeeper:
-        keeper = FeedKeeper(self.settings, uuid4(), self._watch)
+        keeper = FeedKeeper(self.settings, uuid4(), self._watchdog)
         self.keepers.append(keeper)
         keeper.look(self.bench.metastore)
         return keeper
@@ -71,7 +71,7 @@ class Platform:
     def close(self) -> None:
         for keeper in self.keepers:
             keeper.stop()
-        self._watch.stop()
+        self._watchdog.stop()
         until(self._drop_slots)
 
     def _drop_slots(self) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.api import api_process
 from tests.support.processes import command, environment_of, runner_process
 from tests.support.waiting import until
-from vitrina import answers
+from vitrina import schemas
 from vitrina.client import Client
 from vitrina.errors import Invalid
 from vitrina.ports import registry
@@ -59,7 +59,7 @@ class Platform:
         self.runners.enter_context(runner_process(self.settings, self.place, **(self.environment | more)))
         until(lambda: {runner.id for runner in self.client.list_runners()} > known)
 
-    def run(self, name: str) -> answers.Run:
+    def run(self, name: str) -> schemas.Run:
         accepted = self.client.run(name)
         done = self.client.wait_for_run(name, requested_at=accepted.run_requested_at, timeout_seconds=240)
         assert done.status == RunStatus.SUCCESS, done.error_message

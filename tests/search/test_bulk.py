@@ -29,7 +29,7 @@ from vitrina.connectors.search.bulk import BulkEngine, BulkInterrupted, Limits
 from vitrina.connectors.search.client import Reply, SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.connectors.search.generations import Generations, WriteAlias
-from vitrina.connectors.search.verdicts import Item, Verdict, judge_item
+from vitrina.connectors.search.verdicts import Item, ItemVerdict, judge_item
 
 DOCUMENTS = 600
 PIPELINE = "11111111-1111-1111-1111-111111111111"
@@ -136,8 +136,8 @@ def test_no_document_is_lost(writing: Writing, proxy: HttpFaultProxy, name: str,
     engine.close()
 
 
-def careless_about_items(item: Item) -> Verdict:
-    return Verdict.DONE
+def careless_about_items(item: Item) -> ItemVerdict:
+    return ItemVerdict.DONE
 
 
 class CarelessClient:
@@ -190,8 +190,8 @@ def test_an_update_conflict_is_not_taken_for_done(writing: Writing, proxy: HttpF
 def test_mutant_that_takes_an_update_conflict_for_done_is_caught(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = FailItems(0.5, 409, "version_conflict_engine_exception", times=2)
 
-    def careless(item: Item) -> Verdict:
-        return Verdict.DONE if item.status == 409 else judge_item(item)
+    def careless(item: Item) -> ItemVerdict:
+        return ItemVerdict.DONE if item.status == 409 else judge_item(item)
 
     writing.engine(judge_item=careless).send(updates(DOCUMENTS))
 

@@ -25,7 +25,7 @@ from tests.support.http_fault_proxy import (
 from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.connectors.search import mapping, objects
-from vitrina.connectors.search.batch import Outcome
+from vitrina.connectors.search.batch import BulkOutcome
 from vitrina.connectors.search.bulk import BulkEngine, Delivery
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
@@ -72,7 +72,7 @@ class Index:
             types=TYPES, field_types=mapping.field_types({"properties": FIELDS}), key=["id"]
         )
 
-    def write(self, rows: list[dict[str, Any]]) -> Outcome:
+    def write(self, rows: list[dict[str, Any]]) -> BulkOutcome:
         """Rows as Postgres would give them, their columns as text."""
         schema = pa.schema([(name, pa.string()) for name in TYPES if name in rows[0]])
         return self.engine.send(self._encoder.encode(pa.RecordBatch.from_pylist(rows, schema=schema)).actions)
@@ -170,7 +170,7 @@ def rows(payload: Any, count: int = DOCUMENTS) -> list[dict[str, Any]]:
 
 
 def test_it_costs_actions_only_where_something_is_left(written: Index, proxy: HttpFaultProxy) -> None:
-    def actions(payload: Any) -> tuple[int, Outcome]:
+    def actions(payload: Any) -> tuple[int, BulkOutcome]:
         seen = len(proxy.bulk_requests)
         outcome = written.write(rows(payload))
         return sum(len(split_actions(request.body)) for request in proxy.bulk_requests[seen:]), outcome

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitrina.connectors.search import mapping
-from vitrina.connectors.search.batch import Outcome
+from vitrina.connectors.search.batch import BulkOutcome
 from vitrina.connectors.search.bulk import BulkEngine
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.documents import DocumentEncoder
@@ -36,7 +36,7 @@ class Documents:
         client.create_index(index, {"mappings": mappings, "aliases": {f"{index}.w": {}}})
         self._engine = BulkEngine(client, f"{index}.w")
 
-    def put(self, batch: pa.RecordBatch, action: Action, version: int | None = None) -> Outcome:
+    def put(self, batch: pa.RecordBatch, action: Action, version: int | None = None) -> BulkOutcome:
         fields = mapping.field_types(self._mappings)
         encoder = DocumentEncoder(types=self._types, field_types=fields, key=["id"], action=action)
         prepared = encoder.encode(batch, version=version)

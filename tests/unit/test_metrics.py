@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from tests.support import promlint
-from vitrina.api.middleware import Surroundings
+from vitrina.api.middleware import RequestContextMiddleware
 from vitrina.errors import CannotConnect
 from vitrina.observe import monitoring
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.settings import Settings
-from vitrina.store import feed_reports, figures
+from vitrina.store import feed_reports, metrics
 from vitrina.store.database import Connection
 from vitrina.store.runs import Counters
 
@@ -68,8 +68,8 @@ class Figures:
 def metastore(monkeypatch: pytest.MonkeyPatch) -> Figures:
     found = Figures(6)
     totals = {"runners_alive": 1, "queue_depth": 0, "queue_oldest": 0.0, "notifications_waiting": 0}
-    monkeypatch.setattr(figures, "list_oldest", lambda connection, limit: found.rows)
-    monkeypatch.setattr(figures, "totals", lambda connection, stale_after_seconds: totals)
+    monkeypatch.setattr(metrics, "list_oldest", lambda connection, limit: found.rows)
+    monkeypatch.setattr(metrics, "totals", lambda connection, stale_after_seconds: totals)
     monkeypatch.setattr(feed_reports, "list_all", lambda connection: [FEED])
     return found
 
@@ -102,7 +102,7 @@ def families(metastore: Figures) -> dict[str, Metric]:
     """Everything that API and runner expose, after something has happened."""
     instruments = Instruments()
     instruments.registry.register(monitoring.MetastoreCollector(session, Settings()))
-    Surroundings(Starlette(), registry=instruments.registry)._seconds.labels("GET", "/", 200).observe(0.1)
+    RequestContextMiddleware(Starlette(), registry=instruments.registry)._seconds.labels("GET", "/", 200).observe(0.1)
     tally = RunTally(instruments, "films")
     tally.advance(Counters(rows_read=1), {"read": 0.1}, [0.1])
     tally.retried()

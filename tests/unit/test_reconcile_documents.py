@@ -40,7 +40,7 @@ def side(*documents: Document, repeats: bool = False, fields: list[str] | None =
 
 def kinds(source: DocumentSide, target: DocumentSide) -> list[tuple[str, Kind, bool]]:
     look = compare.look_fully(source, target, expected_rows=10)
-    return [(difference.key[0], difference.kind, difference.young) for difference in look.differences]
+    return [(difference.key[0], difference.kind, difference.in_flight) for difference in look.differences]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_only_the_fields_of_the_pipeline_count() -> None:
 
 def test_a_document_that_shall_not_be_there_is_extra_and_may_be_on_its_way_out() -> None:
     there = side(Document("1", {"a": 1}), Document("2", {"a": 1}))
-    here = side(Document("1", None), Document("2", None, young=True), Document("3", None))
+    here = side(Document("1", None), Document("2", None, in_flight=True), Document("3", None))
     assert sorted(kinds(here, there)) == [("1", Kind.EXTRA, False), ("2", Kind.EXTRA, True)]
 
 

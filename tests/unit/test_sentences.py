@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import vitrina
-from vitrina import answers, errors, sentences
+from vitrina import errors, schemas, sentences
 from vitrina.cli import output
 from vitrina.sentences import CATALOG, Sentence, params_of, said, say
 
@@ -202,13 +202,13 @@ def _expect_recognised(code: str) -> None:
 def test_errors_and_answers_carry_it_to_the_client() -> None:
     error = errors.Conflict(say("pipeline.disabled_no_run", name="films"))
     assert isinstance(error.message, Sentence)
-    problem = answers.FieldProblem(path="name", message=error.message, code="conflict")
-    assert problem.message_said == answers.Said(code="pipeline.disabled_no_run", params={"name": "films"})
+    problem = schemas.FieldProblem(path="name", message=error.message, code="conflict")
+    assert problem.message_said == schemas.Said(code="pipeline.disabled_no_run", params={"name": "films"})
     assert problem.model_dump()["message"] == "pipeline films is disabled: enable it, then run it"
 
 
 def test_what_a_runner_left_as_json_is_told_too() -> None:
-    told = answers.TellingObject.__metadata__[0].func(  # type: ignore[attr-defined]
+    told = schemas.TellingObject.__metadata__[0].func(  # type: ignore[attr-defined]
         {"plan": {"reasons": ["pages of 5 rows"], "warnings": []}, "rows": [{"message": "pages of 5 rows"}]}
     )
     assert told["plan"]["reasons_said"] == [{"code": "plan.pages", "params": {"rows": "5"}}]

@@ -10,7 +10,7 @@ import pytest
 from tests.corpus import queries
 from vitrina.errors import InvalidQuery
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged, SqlPolicy, judge, render, render_parts
+from vitrina.sqlguard import CheckedQuery, SqlPolicy, check, render, render_parts
 
 POLICY = SqlPolicy(frozenset({"content", "ugc"}))
 HOSTILE = queries.hostile()
@@ -19,12 +19,12 @@ LEGITIMATE = queries.legitimate()
 
 def refusal(sql: str, policy: SqlPolicy = POLICY) -> InvalidQuery:
     with pytest.raises(InvalidQuery) as caught:
-        judge(sql, policy)
+        check(sql, policy)
     return caught.value
 
 
-def accepted(sql: str, policy: SqlPolicy = POLICY) -> Judged:
-    return judge(sql, policy)
+def accepted(sql: str, policy: SqlPolicy = POLICY) -> CheckedQuery:
+    return check(sql, policy)
 
 
 # --- the corpus ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.corpus import queries
 from tests.integration.test_sqlguard_fuzz import Author, exchanged
 from vitrina.errors import InvalidQuery
-from vitrina.sqlguard import Judged, SqlPolicy, judge, render, vocabulary
+from vitrina.sqlguard import CheckedQuery, SqlPolicy, check, render, vocabulary
 
 POLICY = SqlPolicy(frozenset({"content", "ugc"}))
 PARAMETERS = {"since": "'2024-01-01'", "until": "'2025-01-01'"}
@@ -68,7 +68,7 @@ def statements_of(tree: Any) -> list[str]:
     return [next(iter(one["stmt"])) for one in tree]
 
 
-def disagreement(judged: Judged) -> str | None:
+def disagreement(judged: CheckedQuery) -> str | None:
     """What the two see differently; None when they agree."""
     tree = parsed(render(judged, PARAMETERS))
     if statements_of(tree) != ["SelectStmt"]:
@@ -84,7 +84,7 @@ def disagreement(judged: Judged) -> str | None:
     return f"types {strange}" if strange else None
 
 
-def is_unreadable(judged: Judged) -> bool:
+def is_unreadable(judged: CheckedQuery) -> bool:
     try:
         parsed(render(judged, PARAMETERS))
     except pgparse.PGQueryError:
@@ -93,7 +93,7 @@ def is_unreadable(judged: Judged) -> bool:
 
 
 def test_both_see_the_same_in_every_legitimate_query() -> None:
-    judged = [(query, judge(query.sql, POLICY)) for query in queries.legitimate()]
+    judged = [(query, check(query.sql, POLICY)) for query in queries.legitimate()]
     unreadable = [query.title for query, one in judged if is_unreadable(one)]
     found = {query.title: disagreement(one) for query, one in judged if query.title not in unreadable}
     assert {title: what for title, what in found.items() if what} == {}
@@ -103,12 +103,12 @@ def test_both_see_the_same_in_every_legitimate_query() -> None:
 
 def test_a_guard_with_a_hole_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that agreement means something: a guard that forgets tables, or functions, is told."""
-    judged = judge("SELECT lower(title) AS t FROM content.film_work", POLICY)
+    judged = check("SELECT lower(title) AS t FROM content.film_work", POLICY)
     assert disagreement(judged) is None
     assert "tables" in str(disagreement(replace(judged, tables=())))
     assert "functions" in str(disagreement(replace(judged, functions=frozenset())))
     monkeypatch.setattr(vocabulary, "TYPES", vocabulary.TYPES | {"regclass"})
-    cast = judge("SELECT 'etl.etl_runs'::regclass AS x FROM content.film_work", POLICY)
+    cast = check("SELECT 'etl.etl_runs'::regclass AS x FROM content.film_work", POLICY)
     monkeypatch.undo()
     assert "types {'regclass'}" in str(disagreement(cast))
     assert "statements" in str(disagreement(replace(judged, text=judged.text + "; SELECT 1")))
@@ -178,7 +178,7 @@ def test_both_see_the_same_in_what_the_grammar_makes(seed: int) -> None:
 
 def compare(text: str) -> None:
     try:
-        judged = judge(text, POLICY)
+        judged = check(text, POLICY)
     except InvalidQuery:
         return
     if not is_unreadable(judged):

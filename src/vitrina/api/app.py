@@ -13,21 +13,24 @@ from vitrina.api import errors, openapi, security
 from vitrina.api.dispatch import ShortWay, Tree
 from vitrina.api.failed_attempts import FailedAttempts
 from vitrina.api.feed import EventFeed
-from vitrina.api.middleware import Surroundings
+from vitrina.api.middleware import RequestContextMiddleware
 from vitrina.api.pool import make_pool
 from vitrina.api.routes import (
+    actions,
+    audit,
     connections,
-    drafts,
-    files,
-    installation,
+    dead_letters,
+    manifests,
     notices,
     overview,
     pages,
     pipelines,
+    previews,
     reports,
+    runners,
     stream,
     system,
-    verbs,
+    tokens,
 )
 from vitrina.api.state import AppState
 from vitrina.observe import tracing
@@ -69,7 +72,11 @@ def create_app(
         docs_url=None,  # the stock page loads its scripts from another host
         redoc_url=None,
         generate_unique_id_function=_operation_id,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # `Surroundings` tells what there is to tell
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # `RequestContextMiddleware` tells what there is to tell
     )
     app.state.vitrina = state
     errors.install(app)
@@ -77,22 +84,27 @@ def create_app(
     # The last one is around the others. The tree is made here, not when the server starts: FastAPI changes the filters
     # of warnings while it looks at routes, which are the whole process's, and another thread may be at that then.
     app.add_middleware(ShortWay, routes=Tree.of(app, state.threads))
-    app.add_middleware(Surroundings, registry=system.registry_of_counters(state.registry), tracing=state.tracing)
+    app.add_middleware(
+        RequestContextMiddleware, registry=system.registry_of_counters(state.registry), tracing=state.tracing
+    )
     system.register_collectors(state.registry, state.pool, settings)
     openapi.install(app)
     return app
 
 
 def _include_routes(app: FastAPI) -> None:
-    of_pipelines = (pipelines.router, verbs.router, reports.of_pipeline)
+    of_pipelines = (pipelines.router, actions.router, reports.of_pipeline)
     others = (
         reports.router,
-        files.router,
-        files.schema_router,
+        manifests.router,
+        manifests.schema_router,
         connections.router,
-        installation.router,
+        runners.router,
+        audit.router,
+        dead_letters.router,
+        tokens.router,
         overview.router,
-        drafts.router,
+        previews.router,
         notices.router,
         stream.router,
     )
@@ -101,7 +113,7 @@ def _include_routes(app: FastAPI) -> None:
     # The paths of the first design documents, for the scripts that use them.
     for router in of_pipelines:
         app.include_router(router, include_in_schema=False)
-    app.include_router(files.schema_router, include_in_schema=False)
+    app.include_router(manifests.schema_router, include_in_schema=False)
     app.include_router(system.router)
     app.include_router(pages.router)
 

@@ -14,7 +14,7 @@ from psycopg_pool import PoolTimeout, TooManyRequests
 from starlette.exceptions import HTTPException
 
 from vitrina import errors
-from vitrina.answers import FieldProblem, Problem
+from vitrina.schemas import FieldProblem, Problem
 from vitrina.sentences import Sentence, say
 from vitrina.services import policy
 from vitrina.store import database

@@ -43,7 +43,7 @@ _SECURITY_HEADERS = (
 )
 
 
-class Surroundings:
+class RequestContextMiddleware:
     """The only middleware: plain ASGI, so that streams stay streams."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry | None, tracing: Tracing | None = None) -> None:

@@ -6,8 +6,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from vitrina import __version__
-from vitrina.answers import Problem
 from vitrina.api.errors import MEDIA_TYPE
+from vitrina.schemas import Problem
 
 DESCRIPTION = (
     "Control plane of Vitrina: pipelines, runs, status, history. Errors are problem documents (RFC 9457) with a stable"

@@ -9,8 +9,8 @@ import orjson
 from fastapi import Query
 from pydantic import AwareDatetime, BeforeValidator, Field
 
-from vitrina.answers import Page
 from vitrina.errors import InvalidField
+from vitrina.schemas import Page
 from vitrina.sentences import say
 
 DEFAULT_LIMIT = 50

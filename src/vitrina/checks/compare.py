@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vitrina.ports.batch import Key
-from vitrina.ports.compare import Difference, Extent, Kind, RowImage, Side
+from vitrina.ports.compare import ComparableSide, Difference, Extent, Kind, RowImage
 from vitrina.sentences import say
 
 # About this many rows share a bucket: few enough to list when one of them differs.
@@ -27,7 +27,7 @@ Buckets = tuple[int, Sequence[int]]
 
 
 @dataclass
-class Look:
+class Comparison:
     """What one look at both sides found."""
 
     extents: tuple[Extent, Extent] | None = None
@@ -54,7 +54,7 @@ class Look:
 
 
 @dataclass
-class Verdict:
+class Confirmation:
     """What both looks agree on."""
 
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
@@ -69,24 +69,24 @@ class Verdict:
 # --- the first look ------------------------------------------------------------------------------------------------
 
 
-def look_quickly(source: Side, target: Side) -> Look:
+def look_quickly(source: ComparableSide, target: ComparableSide) -> Comparison:
     there = target.extent()
     here = source.extent()
-    return Look(extents=(here, there), rows=(here.rows, there.rows))
+    return Comparison(extents=(here, there), rows=(here.rows, there.rows))
 
 
-def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
+def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows: int) -> Comparison:
     """Compare one sum of each side. If they differ, compare bucket by bucket, and list and join what differs."""
     total = target.total()
     wanted = source.total()
     if total == wanted:
-        return Look(rows=(wanted[0], total[0]))
+        return Comparison(rows=(wanted[0], total[0]))
     mask = _bucket_count(max(expected_rows, wanted[0], total[0])) - 1
     there = target.buckets(mask)
     here = source.buckets(mask)
     differing = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
     counted = sum(rows for rows, _ in here.values()), sum(rows for rows, _ in there.values())
-    look = Look(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
+    look = Comparison(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
     if look.buckets:
         for difference in _join_buckets(source, target, look.buckets):
             look.add(difference)
@@ -102,27 +102,27 @@ def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int |
     return [(mask, buckets[start : start + size]) for start in range(0, len(buckets), size)]
 
 
-def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
+def look_at_sample(source: ComparableSide, target: ComparableSide, *, keys: int) -> Comparison:
     """Choose keys of both sides, because those of the mart alone would never show a missing row."""
     chosen = list(dict.fromkeys([*source.random_keys((keys + 1) // 2), *target.random_keys(keys // 2)]))
-    look = Look()
+    look = Comparison()
     for difference in _join_keys(source, target, chosen):
         look.add(difference)
     return look
 
 
-def quick_findings(look: Look, *, others_write: bool) -> list[str]:
+def quick_findings(look: Comparison, *, others_write: bool) -> list[str]:
     """Report what counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
     assert look.extents is not None
     here, there = look.extents
     findings: list[str] = []
-    if there.rows < here.rows - here.young:
-        findings.append(say("check.rows_missing", mart=there.rows, source=here.rows - here.young))
+    if there.rows < here.rows - here.in_flight:
+        findings.append(say("check.rows_missing", mart=there.rows, source=here.rows - here.in_flight))
     if others_write:
         return findings
     if there.rows > here.rows:
         findings.append(say("check.rows_extra", mart=there.rows, source=here.rows))
-    if not here.young:
+    if not here.in_flight:
         for word, ours, theirs in (("least", here.least, there.least), ("greatest", here.greatest, there.greatest)):
             findings += [
                 say("check.ends_differ", word=word, column=name, source=ours[name], mart=theirs[name])
@@ -141,18 +141,18 @@ def _bucket_count(rows: int) -> int:
 
 
 def confirm(
-    first: Look,
-    source: Side,
-    target: Side,
+    first: Comparison,
+    source: ComparableSide,
+    target: ComparableSide,
     *,
     still_moving: Callable[[Difference, Difference], bool],
     others_write: bool = False,
-) -> Verdict:
+) -> Confirmation:
     """Call a difference only what differs again, and is not younger than the checkpoint in either look.
 
     Where others write to the same mart, rows that this source does not have are theirs.
     """
-    verdict = Verdict()
+    verdict = Confirmation()
     seen = {difference.place: difference for difference in first.differences}
     gone = len(first.places)
     for again in _look_again(first, source, target):
@@ -162,7 +162,7 @@ def confirm(
         if others_write and again.kind is Kind.EXTRA:
             continue
         before = seen.get(again.place)
-        if again.young or (before is not None and (before.young or still_moving(before, again))):
+        if again.in_flight or (before is not None and (before.in_flight or still_moving(before, again))):
             verdict.in_flight += 1
             continue
         verdict.counts[again.kind] += 1
@@ -172,7 +172,7 @@ def confirm(
     return verdict
 
 
-def _look_again(first: Look, source: Side, target: Side) -> Iterator[Difference]:
+def _look_again(first: Comparison, source: ComparableSide, target: ComparableSide) -> Iterator[Difference]:
     if first.is_complete and len(first.places) <= LOOKUP_KEYS:
         return _join_keys(source, target, [difference.key for difference in first.differences])
     assert first.buckets, "a sample is small enough to look up"
@@ -185,13 +185,13 @@ def _look_again(first: Look, source: Side, target: Side) -> Iterator[Difference]
 # The mart is asked before the source: see above.
 
 
-def _join_buckets(source: Side, target: Side, groups: Sequence[Buckets]) -> Iterator[Difference]:
+def _join_buckets(source: ComparableSide, target: ComparableSide, groups: Sequence[Buckets]) -> Iterator[Difference]:
     for mask, buckets in groups:
         there = target.images_in(mask, buckets)
         yield from _join(source.images_in(mask, buckets), there)
 
 
-def _join_keys(source: Side, target: Side, keys: Sequence[Key]) -> Iterator[Difference]:
+def _join_keys(source: ComparableSide, target: ComparableSide, keys: Sequence[Key]) -> Iterator[Difference]:
     if keys:
         there = target.images_of(keys)
         yield from _join(source.images_of(keys), there)
@@ -204,7 +204,7 @@ def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Di
         if there is None or (here is not None and here.position < there.position):
             assert here is not None
             if here.image is not None:
-                yield Difference(Kind.MISSING, here.place, here.key, here.young, here.image, None)
+                yield Difference(Kind.MISSING, here.place, here.key, here.in_flight, here.image, None)
             here = next(source, None)
         elif here is None or there.position < here.position:
             yield Difference(Kind.EXTRA, there.place, there.key, False, None, there.image)
@@ -212,7 +212,7 @@ def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Di
         else:
             if here.image != there.image:
                 kind = Kind.EXTRA if here.image is None else Kind.DIFFERING
-                yield Difference(kind, here.place, here.key, here.young, here.image, there.image)
+                yield Difference(kind, here.place, here.key, here.in_flight, here.image, there.image)
             here, there = next(source, None), next(target, None)
 
 
@@ -228,7 +228,7 @@ class Detail:
     columns: dict[str, tuple[str | None, str | None]]
 
 
-def details(differences: Sequence[Difference], source: Side, target: Side) -> list[Detail]:
+def details(differences: Sequence[Difference], source: ComparableSide, target: ComparableSide) -> list[Detail]:
     keys = [difference.key for difference in differences]
     there, here = (target.texts(keys), source.texts(keys)) if keys else ({}, {})
     return [
@@ -239,7 +239,7 @@ def details(differences: Sequence[Difference], source: Side, target: Side) -> li
 Texts = dict[str, str | None]
 
 
-def _detail(difference: Difference, here: Texts | None, there: Texts | None, side: Side) -> Detail:
+def _detail(difference: Difference, here: Texts | None, there: Texts | None, side: ComparableSide) -> Detail:
     key = dict(zip(side.key_names, difference.key, strict=True))
     names = [name for name in {**(here or {}), **(there or {})} if name not in key]
     pairs = {name: ((here or {}).get(name), (there or {}).get(name)) for name in names}

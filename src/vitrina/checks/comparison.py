@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from vitrina.errors import FatalError
 from vitrina.loads import inspection
 from vitrina.loads.job import Job, Opened
-from vitrina.ports.compare import Comparable, ComparesKeys, Comparison, Rescans, Side
+from vitrina.ports.compare import Comparable, ComparableSide, ComparesKeys, Comparison, Rescans
 from vitrina.ports.target import Scans
 from vitrina.store import state
 
@@ -20,7 +20,7 @@ class Compared:
     comparison: Comparison
 
     @contextmanager
-    def both_sides(self) -> Iterator[tuple[Side, Side]]:
+    def both_sides(self) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         """Open source and target. Checkpoint, target, source are read in this order: `vitrina.checks.compare`."""
         found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
         self.job = replace(self.job, checkpoint=found)
@@ -28,7 +28,7 @@ class Compared:
             yield sides
 
     @contextmanager
-    def both_keys(self) -> Iterator[tuple[Side, Side]]:
+    def both_keys(self) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         """Open both sides for their keys alone, where the comparison can; whole rows show the same, later."""
         found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
         self.job = replace(self.job, checkpoint=found)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitrina.checks import compare, comparison
-from vitrina.checks.compare import Detail, Look
+from vitrina.checks.compare import Comparison, Detail
 from vitrina.errors import BadCheck, BadKey, FatalError, TargetMismatch
 from vitrina.loads import checks as run_checks
-from vitrina.loads import filling, inspection, opening
+from vitrina.loads import inspection, load_input, opening
 from vitrina.loads.job import Job, Opened
 from vitrina.loads.plan import Plan
 from vitrina.ports import types
@@ -204,7 +204,7 @@ def _planned(job: Job) -> Iterator[PlannedLoad]:
     latest = [name for name in (definition.incremental_key, definition.incremental_id_key) if name]
     checks = run_checks.of_run(job, set) if definition.checks else None
     planned = job.target.plan_load(
-        filling.loading_of(job, loading, checks), latest if definition.mode == "incremental" else []
+        load_input.loading_of(job, loading, checks), latest if definition.mode == "incremental" else []
     )
     planned.begin()
     try:
@@ -216,8 +216,8 @@ def _planned(job: Job) -> Iterator[PlannedLoad]:
 def _filled(job: Job, planned: PlannedLoad) -> tuple[Checkpoint, int]:
     """Fill the load; the parts that count, and the number of rows that steps rejected."""
     found, rejected = Checkpoint(), 0
-    window = replace(filling.window_of(job), batch_rows=lambda: job.definition.batch_size)
-    with filling.open_filling(job, planned.load, window) as filled:
+    window = replace(load_input.window_of(job), batch_rows=lambda: job.definition.batch_size)
+    with load_input.open_filling(job, planned.load, window) as filled:
         for part in filled.parts(1, None):
             found = found.accepting(PartId(job.claim.epoch, part.number), part.staged_rows, None)
             rejected += len(part.letters)
@@ -245,7 +245,7 @@ def _compared(made: DataPlan, job: Job) -> DataDifference:
     )
 
 
-def _first_of_each_kind(look: Look) -> list[Difference]:
+def _first_of_each_kind(look: Comparison) -> list[Difference]:
     return [one for kind in Kind for one in [one for one in look.differences if one.kind is kind][:SAMPLE_ROWS]]
 
 

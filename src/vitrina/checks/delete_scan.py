@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from vitrina import schedule
 from vitrina.checks import compare, comparison, repairs
-from vitrina.checks.compare import Look, Verdict
+from vitrina.checks.compare import Comparison, Confirmation
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.loads import opening
 from vitrina.loads.control import Hold
@@ -57,7 +57,7 @@ def request_due(metastore: Connection) -> int:
     asked = 0
     for found in requests.list_scan_schedules(metastore, KIND):
         try:
-            interval = Deletes.model_validate(found["wish"]).scan
+            interval = Deletes.model_validate(found["asked"]).scan
             is_due = interval is not None and schedule.next_after(interval, found["last_at"]) <= found["now"]
         except (ValidationError, InvalidField) as exc:
             structlog.get_logger().error("deletes.schedule_invalid", pipeline=found["name"], error=str(exc))
@@ -68,7 +68,7 @@ def request_due(metastore: Connection) -> int:
     return asked
 
 
-def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_seconds: float) -> Verdict:
+def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_seconds: float) -> Confirmation:
     with ExitStack() as sessions:
         found = opening.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"looking for rows that left the source of {row['name']}"):
@@ -76,20 +76,20 @@ def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_s
             with opened.both_keys() as (source, target):
                 first = _extra(compare.look_fully(source, target, expected_rows=opened.job.described.estimated_rows))
             if not first.places:
-                return Verdict()
+                return Confirmation()
             time.sleep(wait_seconds)
             with opened.both_keys() as (source, target):
                 return _of_extra(compare.confirm(first, source, target, still_moving=lambda before, again: False))
 
 
-def _extra(look: Look) -> Look:
+def _extra(look: Comparison) -> Comparison:
     """Keep what the target alone has; a row that it lacks is on its way, or is for a comparison to find."""
-    return look if any(one.kind is Kind.EXTRA for one in look.differences) or not look.is_complete else Look()
+    return look if any(one.kind is Kind.EXTRA for one in look.differences) or not look.is_complete else Comparison()
 
 
-def _of_extra(verdict: Verdict) -> Verdict:
+def _of_extra(verdict: Confirmation) -> Confirmation:
     counts = dict.fromkeys(Kind, 0) | {Kind.EXTRA: verdict.counts[Kind.EXTRA]}
-    return Verdict(counts, 0, [one for one in verdict.confirmed if one.kind is Kind.EXTRA])
+    return Confirmation(counts, 0, [one for one in verdict.confirmed if one.kind is Kind.EXTRA])
 
 
 def _wait_for_runs(metastore: Connection, row: dict[str, Any]) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from vitrina import judging
+from vitrina import revalidation
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
 from vitrina.inside import queries
 from vitrina.loads import opening, steps
-from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
+from vitrina.loads.steps import ASK_FOR_LESS, StepEnvironment
 from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
 from vitrina.ports.source import Description, Samples, Source, Window
@@ -38,7 +38,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PreviewStage:
     """The rows after one step; the first stage is what the query gives."""
 
     name: str
@@ -69,11 +69,11 @@ def preview(definition: Definition, settings: Settings, limit: int) -> dict[str,
     return _shown(stages[-1]) | {"before": _shown(stages[0]), "rejected": [letter.error for letter in letters]}
 
 
-def _shown(stage: Stage) -> dict[str, Any]:
+def _shown(stage: PreviewStage) -> dict[str, Any]:
     return {"columns": stage.columns, "rows": stage.rows}
 
 
-def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
+def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> PreviewStage:
     """Read one batch of the source from its beginning."""
     with ExitStack() as sessions:
         return _bounded(_first_of_source(definition, settings, limit, sessions)[1])
@@ -81,7 +81,7 @@ def first_rows_of_source(definition: Definition, settings: Settings, limit: int)
 
 def _first_of_source(
     definition: Definition, settings: Settings, limit: int, sessions: ExitStack
-) -> tuple[Description, Stage]:
+) -> tuple[Description, PreviewStage]:
     from vitrina.transforms import call
 
     claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
@@ -90,7 +90,7 @@ def _first_of_source(
     name = definition.python_source or source.name
     if described.schema is None:
         raise FatalError(f"source {name} gives no rows")
-    return described, Stage(name, call.one_batch(_first_rows(source, limit)))
+    return described, PreviewStage(name, call.one_batch(_first_rows(source, limit)))
 
 
 def _first_rows(source: Source, limit: int) -> "pa.Table":
@@ -107,19 +107,19 @@ def trace(
     *,
     extra: Sequence[Task] = (),
     letters: list[DeadLetter] | None = None,
-) -> list[Stage]:
+) -> list[PreviewStage]:
     """Show the first rows of the query, and what they are after each step; `extra` steps come last.
 
     A row that a step fails on is an error, or goes to `letters` where the step says so.
     """
-    with _sampled(definition, settings, limit, extra) as (around, described, first, sample):
-        passage = steps.open_passage(around, described, "exact", first)
-        names = [first, *(f"{step.order_index} {step.name}" for step in around.steps)]
-        stages = passage.steps.trace(sample, letters)
-        return [_bounded(Stage(name, batch)) for name, batch in zip(names, stages, strict=True)]
+    with _sampled(definition, settings, limit, extra) as (environment, described, first, sample):
+        step_pipeline = steps.open_step_pipeline(environment, described, "exact", first)
+        names = [first, *(f"{step.order_index} {step.name}" for step in environment.steps)]
+        stages = step_pipeline.steps.trace(sample, letters)
+        return [_bounded(PreviewStage(name, batch)) for name, batch in zip(names, stages, strict=True)]
 
 
-def _bounded(stage: Stage) -> Stage:
+def _bounded(stage: PreviewStage) -> PreviewStage:
     if stage.batch.nbytes > MAX_BYTES:
         raise FatalError(
             f"the first {stage.batch.num_rows} rows of {stage.name} are more than {MAX_BYTES >> 20} MB: {ASK_FOR_LESS}"
@@ -127,7 +127,7 @@ def _bounded(stage: Stage) -> Stage:
     return stage
 
 
-_Sampled = tuple[Surroundings, Description, str, "pa.Table"]
+_Sampled = tuple[StepEnvironment, Description, str, "pa.Table"]
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
     # Imported here: previews of plain queries need neither pyarrow nor its half second.
     import pyarrow as pa
 
-    judged = judging.judge_reading(definition, settings)
+    judged = revalidation.revalidate_reading(definition, settings)
     with ExitStack() as sessions:
         planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
         # Beside a source of another kind, the default database answers the queries of steps that look things up.
@@ -144,13 +144,13 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
         session_name = f"vitrina:preview:{definition.name}"
         answering = queries.installed()
         reader = sessions.enter_context(answering.waited_for(connection, settings, session_name))
-        around = Surroundings(definition, settings, _NOBODY, planned, opening.references(reader, settings))
+        environment = StepEnvironment(definition, settings, _NOBODY, planned, opening.references(reader, settings))
         if judged is None:
             described, first = _first_of_source(definition, settings, limit, sessions)
-            yield around, described, first.name, pa.Table.from_batches([first.batch])
+            yield environment, described, first.name, pa.Table.from_batches([first.batch])
             return
         described, sample = answering.sample(reader, definition, judged, settings, Sizes(limit, MAX_BYTES))
-        yield around, described, "query", sample
+        yield environment, described, "query", sample
 
 
 def _hurried(definition: Definition) -> Definition:

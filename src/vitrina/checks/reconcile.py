@@ -11,15 +11,15 @@ from pydantic import ValidationError
 
 from vitrina import schedule
 from vitrina.checks import compare, comparison, repair, repairs
-from vitrina.checks.compare import Look, Verdict
+from vitrina.checks.compare import Comparison, Confirmation
 from vitrina.checks.comparison import Compared
-from vitrina.checks.report import Report
+from vitrina.checks.report import ReconcileReport
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import InvalidField, NotFound
 from vitrina.loads import opening
 from vitrina.loads.control import Hold
 from vitrina.loads.job import Job
-from vitrina.ports.compare import Difference, Rescans, Side
+from vitrina.ports.compare import ComparableSide, Difference, Rescans
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, events, leases, pipelines, requests, runs, state
@@ -46,12 +46,12 @@ def reconcile(
     row = pipelines.find(metastore, request["pipeline_id"])
     if row is None:
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
-    wish = request["payload"]
-    if wish.get("repair"):
+    asked = request["payload"]
+    if asked.get("repair"):
         leases.refuse_beside_a_run(row)
     started, began_at = time.monotonic(), datetime.now(UTC).isoformat()
-    report = _compared(row, metastore, settings, wish, confirm_after_seconds)
-    if wish.get("repair") and report.verdict.confirmed:
+    report = _compared(row, metastore, settings, asked, confirm_after_seconds)
+    if asked.get("repair") and report.verdict.confirmed:
         report.repair = repairs.repair(request, metastore, settings, report.verdict, hold)
     elif report.verdict.confirmed:
         report.repair = {"done": False, **repair.plan(report.verdict.confirmed)}
@@ -62,21 +62,21 @@ def reconcile(
 
 def request_due(metastore: Connection) -> int:
     """Ask for the comparisons that `options.reconcile` schedules; any runner may perform them."""
-    asked = 0
+    count = 0
     for found in requests.list_reconcile_schedules(metastore):
         try:
-            wish = ReconcileSchedule.model_validate(found["wish"])
-            is_due = schedule.next_after(wish.interval, found["last_at"]) <= found["now"]
+            asked = ReconcileSchedule.model_validate(found["asked"])
+            is_due = schedule.next_after(asked.interval, found["last_at"]) <= found["now"]
         except (ValidationError, InvalidField) as exc:
             structlog.get_logger().error("reconcile.schedule_invalid", pipeline=found["name"], error=str(exc))
             continue
         if is_due:
-            requests.insert(metastore, "reconcile", found["id"], {"level": wish.level}, "schedule")
-            asked += 1
-    return asked
+            requests.insert(metastore, "reconcile", found["id"], {"level": asked.level}, "schedule")
+            count += 1
+    return count
 
 
-def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:
+def _announce(row: dict[str, Any], metastore: Connection, report: ReconcileReport) -> None:
     """Log a line in any case; publish an event when an operator should look."""
     told = {
         "pipeline_id": str(row["id"]),
@@ -95,33 +95,35 @@ def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> Non
 
 
 def _compared(
-    row: dict[str, Any], metastore: Connection, settings: Settings, wish: dict[str, Any], wait_seconds: float
-) -> Report:
-    level = wish.get("level", "full")
+    row: dict[str, Any], metastore: Connection, settings: Settings, asked: dict[str, Any], wait_seconds: float
+) -> ReconcileReport:
+    level = asked.get("level", "full")
     with ExitStack() as sessions:
         found = opening.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"comparing with {found.definition.final_target}"):
             opened = comparison.inspect(found)
             with opened.both_sides() as (source, target):
-                first = _look(level, source, target, opened.job, wish)
+                first = _look(level, source, target, opened.job, asked)
             report = _report(opened, level, first)
             if level == "quick":
                 return _confirm_quickly(opened, report, first, wait_seconds)
             if first.places:
-                _confirm(opened, report, first, wish, wait_seconds)
+                _confirm(opened, report, first, asked, wait_seconds)
             return report
 
 
-def _look(level: str, source: Side, target: Side, job: Job, wish: dict[str, Any]) -> Look:
+def _look(level: str, source: ComparableSide, target: ComparableSide, job: Job, asked: dict[str, Any]) -> Comparison:
     if level == "quick":
         return compare.look_quickly(source, target)
     if level == "sample":
-        keys = min(int(wish.get("keys") or SAMPLE_KEYS), MAX_SAMPLE_KEYS)
+        keys = min(int(asked.get("keys") or SAMPLE_KEYS), MAX_SAMPLE_KEYS)
         return compare.look_at_sample(source, target, keys=keys)
     return compare.look_fully(source, target, expected_rows=job.described.estimated_rows)
 
 
-def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
+def _confirm(
+    opened: Compared, report: ReconcileReport, first: Comparison, asked: dict[str, Any], wait_seconds: float
+) -> None:
     pending = _waited(opened.job, wait_seconds)
     job = opened.job
     with opened.both_sides() as (source, target):
@@ -132,12 +134,14 @@ def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any]
             still_moving=_movement(job, pending=pending),
             others_write=job.definition.options.only_adds,
         )
-        shown = min(int(wish.get("limit") or DEFAULT_SHOWN), MAX_SHOWN)
+        shown = min(int(asked.get("limit") or DEFAULT_SHOWN), MAX_SHOWN)
         report.details = compare.details(report.verdict.confirmed[:shown], source, target)
     report.looks = 2
 
 
-def _confirm_quickly(opened: Compared, report: Report, first: Look, wait_seconds: float) -> Report:
+def _confirm_quickly(
+    opened: Compared, report: ReconcileReport, first: Comparison, wait_seconds: float
+) -> ReconcileReport:
     job = opened.job
     others = job.definition.options.only_adds
     findings = compare.quick_findings(first, others_write=others)
@@ -189,16 +193,16 @@ def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], 
     return lambda before, again: before.source_image != again.source_image
 
 
-def _report(opened: Compared, level: str, look: Look) -> Report:
+def _report(opened: Compared, level: str, look: Comparison) -> ReconcileReport:
     job = opened.job
-    return Report(
+    return ReconcileReport(
         level=level,
         key=job.key,
         compared=opened.comparison.compared,
         not_compared=opened.comparison.not_compared,
         guarantee=_guarantee(opened, level),
         checkpoint=job.checkpoint.safe_upto if comparison.knows_age(job) else None,
-        verdict=Verdict(),
+        verdict=Confirmation(),
         rows=look.rows,
         extents=look.extents,
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vitrina.checks.compare import Verdict
+from vitrina.checks.compare import Confirmation
 from vitrina.errors import FatalError
 from vitrina.loads import incremental
 from vitrina.loads.control import Paused
@@ -45,7 +45,7 @@ def plan(differences: Sequence[Difference]) -> dict[str, int]:
     return {"upserts": len(differences) - extra, "deletes": extra}
 
 
-def repair(run: Run, compared: Correctable, verdict: Verdict, batch_rows: int) -> Repaired:
+def repair(run: Run, compared: Correctable, verdict: Confirmation, batch_rows: int) -> Repaired:
     """Write a batch at a time, each under the fence, until all is done or a pause is requested."""
     repairing, done = _Repairing(run, compared), Repaired()
     try:
@@ -69,7 +69,7 @@ class _Repairing:
         # A document may come again in a later batch; it is still one.
         self._settled: set[Key] = set()
 
-    def begin(self, verdict: Verdict) -> None:
+    def begin(self, verdict: Confirmation) -> None:
         deletes = plan(verdict.confirmed)["deletes"] if self._deletes else 0
         if deletes:
             self._compared.refuse_shrinking(deletes)

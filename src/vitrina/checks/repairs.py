@@ -8,7 +8,7 @@ import structlog
 
 from vitrina.checks import comparison
 from vitrina.checks import repair as rules
-from vitrina.checks.compare import Verdict
+from vitrina.checks.compare import Confirmation
 from vitrina.checks.repair import Repaired
 from vitrina.errors import Disconnected, FatalError, LeaseLost, VitrinaError
 from vitrina.loads import followed, opening
@@ -27,7 +27,7 @@ BATCH_ROWS = 5_000
 
 
 def repair(
-    request: dict[str, Any], metastore: Connection, settings: Settings, verdict: Verdict, hold: Hold
+    request: dict[str, Any], metastore: Connection, settings: Settings, verdict: Confirmation, hold: Hold
 ) -> dict[str, Any]:
     """Claim the pipeline, write the confirmed corrections, release the lease, and return what was done."""
     asked_at = clock()
@@ -52,7 +52,7 @@ def _conclude(metastore: Connection, claim: Claim, meter: RunMeter) -> None:
     leases.conclude_run(metastore, claim, answered=False)
 
 
-def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunControl, meter: RunMeter) -> Repaired:
+def _mend(claim: Claim, settings: Settings, verdict: Confirmation, control: RunControl, meter: RunMeter) -> Repaired:
     log = structlog.get_logger().bind(pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id))
     context = RunContext(claim, control, meter, log)
     # A paused pipeline is repaired without becoming anything else than paused.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrina.checks.compare import Detail, Verdict
+from vitrina.checks.compare import Confirmation, Detail
 from vitrina.ports.compare import Extent, Kind
 
 # A report is read by people: of long values, the beginning.
@@ -12,7 +12,7 @@ MAX_VALUE_LENGTH = 1_000
 
 
 @dataclass
-class Report:
+class ReconcileReport:
     """One reconciliation. `as_dict` is the stored form; `differences` in it is the exact number."""
 
     level: str
@@ -21,7 +21,7 @@ class Report:
     not_compared: Sequence[str]
     guarantee: str
     checkpoint: str | None
-    verdict: Verdict
+    verdict: Confirmation
     details: list[Detail] = field(default_factory=list)
     rows: tuple[int, int] | None = None
     extents: tuple[Extent, Extent] | None = None

@@ -17,7 +17,7 @@ from vitrina.errors import FatalError, ShrinkRefused
 from vitrina.ports import corrections
 from vitrina.ports.batch import Key
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
+from vitrina.ports.compare import ComparableSide, Correction, Difference, Extent, Looked, Rescans
 from vitrina.ports.documents import Document, DocumentSide
 from vitrina.ports.source import Form
 from vitrina.ports.target import Scans, Target
@@ -50,7 +50,7 @@ class ScanComparison:
         return self._looked.stamps - set(self._looked.key)
 
     @contextmanager
-    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+    def sides(self, found: Checkpoint) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         self._found = found
         read = self._looked.source
         repeats = isinstance(read, Rescans) and read.cursor_name is not None
@@ -106,7 +106,7 @@ class _Rows:
 
     def extent(self) -> Extent:
         """Count each key once: the last row of several counts."""
-        ages = {document.id: document.young for document in self.documents(in_order=True)}
+        ages = {document.id: document.in_flight for document in self.documents(in_order=True)}
         return Extent(len(ages), sum(ages.values()), {}, {})
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
@@ -116,10 +116,10 @@ class _Rows:
         ids = sorted({document.id for document in self.documents(in_order=False)})
         return secrets.SystemRandom().sample(ids, min(count, len(ids)))
 
-    def _documents(self, table: pa.Table, *, young: bool = False) -> Iterator[Document]:
+    def _documents(self, table: pa.Table, *, in_flight: bool = False) -> Iterator[Document]:
         for row in table.to_pylist():
             content = {name: _plain(value) for name, value in row.items()}
-            yield Document(_id_of([content.get(name) for name in self._key]), content, young)
+            yield Document(_id_of([content.get(name) for name in self._key]), content, in_flight)
 
 
 class SourceRows(_Rows):
@@ -133,9 +133,9 @@ class SourceRows(_Rows):
         self._found = found
 
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        for table, young in self._looked.rows(self._found, in_order=in_order, form=self._form):
+        for table, in_flight in self._looked.rows(self._found, in_order=in_order, form=self._form):
             if table.num_rows:
-                yield from self._documents(self._target.as_written(table), young=young)
+                yield from self._documents(self._target.as_written(table), in_flight=in_flight)
 
     def batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
         """Yield the rows as they are sent, each batch with the keys that a comparison knows them by."""

@@ -13,8 +13,8 @@ from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import RunError
 
 if TYPE_CHECKING:
-    from vitrina.answers import Request, ValidationReport
     from vitrina.client import Client
+    from vitrina.schemas import Request, ValidationReport
 
 WAIT_SECONDS = 60.0
 RECONCILE_SECONDS = 3600.0

@@ -17,8 +17,8 @@ from vitrina.cli.runs import show_runs, succeeded
 from vitrina.errors import CannotConnect, ConfigError
 
 if TYPE_CHECKING:
-    from vitrina.answers import PipelineStatus, Run
     from vitrina.client import Client
+    from vitrina.schemas import PipelineStatus, Run
     from vitrina.settings import Settings
 
 ANY_PORT = 0

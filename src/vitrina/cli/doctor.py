@@ -15,7 +15,7 @@ from vitrina.errors import ConfigError, VitrinaError
 
 if TYPE_CHECKING:
     from vitrina.settings import Settings
-    from vitrina.store.connections import Verdict
+    from vitrina.store.connections import ConnectionFinding
     from vitrina.store.database import Connection
     from vitrina.store.rights import Fault
 
@@ -321,7 +321,7 @@ def _check_connections(connection: "Connection", settings: "Settings") -> Iterat
             yield told(f"connection {name}", verdict, settings)
 
 
-def told(check: str, verdict: "Verdict", settings: "Settings") -> Finding:
+def told(check: str, verdict: "ConnectionFinding", settings: "Settings") -> Finding:
     """Make a line of what a connector found out. It may have quoted its URL, whose secrets are masked."""
     from vitrina.observe import logs
 

@@ -10,9 +10,9 @@ from vitrina.cli.output import show_table
 from vitrina.errors import CannotConnect
 
 if TYPE_CHECKING:
-    from vitrina.answers import Run
     from vitrina.client import Client
-    from vitrina.services.suggestions import Suggestion, Wishes
+    from vitrina.schemas import Run
+    from vitrina.services.suggestions import Preferences, Suggestion
     from vitrina.settings import Settings
 
 ANY_PORT = 8100
@@ -20,13 +20,13 @@ ROWS_SHOWN = 5
 TABLES_SHOWN = 30
 
 
-def offer(settings: "Settings", table: str | None, wishes: "Wishes", *, asks: bool) -> None:
+def offer(settings: "Settings", table: str | None, preferences: "Preferences", *, asks: bool) -> None:
     """Make a pipeline of the table that was named or is chosen now; none is fine too."""
     if table is None:
         table = _choose(settings) if asks else None
     if table is None:
         return
-    made = new.propose(settings, table, None, wishes)
+    made = new.propose(settings, table, None, preferences)
     for reason in new.told(made):
         local.say(f"  {reason}")
     with stack.running(settings, ANY_PORT, _keep_quiet) as running:

@@ -12,7 +12,7 @@ from vitrina.cli import remote
 from vitrina.cli.output import Format, show_data
 
 if TYPE_CHECKING:
-    from vitrina.answers import Graph, GraphEdge, GraphNode
+    from vitrina.schemas import Graph, GraphEdge, GraphNode
 
 
 class Drawing(StrEnum):

@@ -73,7 +73,7 @@ def init(
     looks at the result; and makes a first pipeline if you name a table. Run it twice and the second time finds
     everything done. The administrator's login is not kept.
     """
-    from vitrina.services.suggestions import Wishes
+    from vitrina.services.suggestions import Preferences
 
     new.check_mode(mode)
     _refuse_other_settings()
@@ -88,7 +88,9 @@ def init(
     _write(values, must_write)
     settings = _settled()
     problems = _look()
-    first_pipeline.offer(settings, table, Wishes(name, tuple(key or ()), cursor, mode, schedule), asks=_may_ask(yes))
+    first_pipeline.offer(
+        settings, table, Preferences(name, tuple(key or ()), cursor, mode, schedule), asks=_may_ask(yes)
+    )
     if problems:
         local.say(f"{problems} finding(s) above are left to correct; `vitrina doctor` looks again")
         raise typer.Exit(ExitCode.FAILED)

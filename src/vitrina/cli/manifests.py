@@ -14,7 +14,7 @@ from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Format, Output, show_data
 
 if TYPE_CHECKING:
-    from vitrina.answers import ApplyReport, ManifestChange
+    from vitrina.schemas import ApplyReport, ManifestChange
 
 OWNER = "file"
 SIGNS = {"create": "+", "update": "~", "delete": "-", "unchanged": " "}

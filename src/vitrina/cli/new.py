@@ -12,7 +12,7 @@ from vitrina.cli.files import STDIN
 from vitrina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vitrina.services.suggestions import Suggestion, Wishes
+    from vitrina.services.suggestions import Preferences, Suggestion
     from vitrina.settings import Settings
 
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
@@ -44,13 +44,13 @@ def new(
     Key, cursor, mode and guarantee follow from the primary key, indexes, triggers and names of columns; the reasons
     stand in the file. Nothing is created before `vitrina apply -f FILE`.
     """
-    from vitrina.services.suggestions import Wishes
+    from vitrina.services.suggestions import Preferences
 
     check_mode(mode)
-    wishes = Wishes(name, tuple(key or ()), cursor, mode, schedule)
+    preferences = Preferences(name, tuple(key or ()), cursor, mode, schedule)
     settings = local.load_settings()
     with local.database(settings) as found:
-        made = propose(found, source, target, wishes)
+        made = propose(found, source, target, preferences)
     _write(made, file, force)
 
 
@@ -59,7 +59,7 @@ def check_mode(mode: str | None) -> None:
         raise typer.BadParameter(f"{mode!r} is neither full nor incremental nor live", param_hint="--mode")
 
 
-def propose(settings: "Settings", source: str, target: str | None, wishes: "Wishes") -> "Suggestion":
+def propose(settings: "Settings", source: str, target: str | None, preferences: "Preferences") -> "Suggestion":
     """Suggest the pipeline that copies the table, accepted by this installation's rules."""
     from vitrina.services import suggestions
     from vitrina.store import database
@@ -71,7 +71,7 @@ def propose(settings: "Settings", source: str, target: str | None, wishes: "Wish
         database.connect(url, "vitrina:new", connect_timeout_seconds=settings.connect_timeout_seconds) as session,
         database.translated(f"looking at {source}"),
     ):
-        return suggestions.propose(session, settings, (connection, schema, table), target, wishes)
+        return suggestions.propose(session, settings, (connection, schema, table), target, preferences)
 
 
 def parse_source(text: str) -> tuple[str, str, str]:

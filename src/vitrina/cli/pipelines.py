@@ -11,7 +11,7 @@ from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import Conflict
 
 if TYPE_CHECKING:
-    from vitrina.answers import Accepted, Checkpoint, Pipeline, PipelineStatus
+    from vitrina.schemas import Accepted, Checkpoint, Pipeline, PipelineStatus
 
 group = typer.Typer(help="List pipelines; get, create or delete one.", rich_markup_mode=None)
 

@@ -12,8 +12,8 @@ from vitrina.cli.output import Column, Format, Output, show_data, show_list
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
 
 if TYPE_CHECKING:
-    from vitrina.answers import PlanSummary
     from vitrina.client import Client
+    from vitrina.schemas import PlanSummary
 
 
 class PlanFormat(StrEnum):

@@ -12,7 +12,7 @@ from vitrina.cli.output import console
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from vitrina.answers import PipelineStatus, Run
+    from vitrina.schemas import PipelineStatus, Run
 
 LINE_SECONDS = 5.0
 ON_THE_WAY = ("RUN_REQUESTED", "RUNNING", "PAUSE_REQUESTED")

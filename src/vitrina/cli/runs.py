@@ -16,8 +16,8 @@ from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import NotFound
 
 if TYPE_CHECKING:
-    from vitrina.answers import LogLine, Run, RunAccepted
     from vitrina.client import Client
+    from vitrina.schemas import LogLine, Run, RunAccepted
 
 FOLLOW_SECONDS = 0.5
 SHORT_ID = 8

@@ -10,8 +10,8 @@ from vitrina.cli.output import Column, Format, show_data, show_list
 from vitrina.errors import NotFound, VitrinaError
 
 if TYPE_CHECKING:
-    from vitrina.answers import Accepted
     from vitrina.client import Client
+    from vitrina.schemas import Accepted
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from vitrina.cli.output import Format, Output, show_data, show_table
 from vitrina.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
-    from vitrina.checks.previews import Stage
+    from vitrina.checks.previews import PreviewStage
     from vitrina.definition import Definition
     from vitrina.settings import Settings
 
@@ -41,7 +41,7 @@ def try_step(
     local.say(f"{len(before.rows)} rows before, {len(after.rows)} after {name}")
 
 
-def _named(before: "Stage", after: "Stage") -> list[tuple[str, "Stage"]]:
+def _named(before: "PreviewStage", after: "PreviewStage") -> list[tuple[str, "PreviewStage"]]:
     return [("before", before), ("after", after)]
 
 
@@ -72,7 +72,7 @@ def _definition(settings: "Settings", name: str) -> "Definition":
 
 def _before_and_after(
     definition: "Definition", settings: "Settings", name: str, limit: int, params: dict[str, Any] | None
-) -> "tuple[Stage, Stage]":
+) -> "tuple[PreviewStage, PreviewStage]":
     from vitrina.checks import previews
     from vitrina.definition import Task
 
@@ -90,7 +90,7 @@ def _before_and_after(
     return stages[-2], stages[-1]
 
 
-def _key_of(before: "Stage", after: "Stage") -> str | None:
+def _key_of(before: "PreviewStage", after: "PreviewStage") -> str | None:
     """Find a column whose values tell rows apart on both sides."""
     for name in before.rows[0] if before.rows else []:
         if after.rows and name not in after.rows[0]:

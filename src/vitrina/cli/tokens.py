@@ -48,7 +48,7 @@ def create(
     output: Output = Format.TABLE,
 ) -> None:
     """Make a token and print it. It is shown this once only."""
-    from vitrina import answers
+    from vitrina import schemas
     from vitrina.services import tokens
     from vitrina.services.callers import Role
 
@@ -59,17 +59,17 @@ def create(
         print(secret)
         local.say(f"token {name} ({role}): put it into VITRINA_TOKEN now, it cannot be shown again")
     else:
-        show_data(answers.NewToken(**_public(row), token=secret), output)
+        show_data(schemas.NewToken(**_public(row), token=secret), output)
 
 
 @group.command(name="list")
 def list_tokens(output: Output = Format.TABLE) -> None:
     """Show all tokens, without their secrets."""
-    from vitrina import answers
+    from vitrina import schemas
     from vitrina.store import tokens
 
     with _metastore() as connection:
-        found = [answers.Token(**_public(row)) for row in tokens.list_all(connection)]
+        found = [schemas.Token(**_public(row)) for row in tokens.list_all(connection)]
     show_list(found, COLUMNS, output, empty="no tokens: make one with `vitrina tokens create NAME --role admin`")
 
 
@@ -104,6 +104,6 @@ def caller() -> "Caller":
 
 
 def _public(row: dict[str, Any]) -> dict[str, Any]:
-    from vitrina import answers
+    from vitrina import schemas
 
-    return {name: row[name] for name in answers.Token.model_fields}
+    return {name: row[name] for name in schemas.Token.model_fields}

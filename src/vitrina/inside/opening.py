@@ -9,7 +9,7 @@ from vitrina.definition import Definition
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Opening
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -30,7 +30,7 @@ class Inside:
     # Pipelines that write to the same target.
     others: Callable[[], Sequence[str]]
     # Of a query: what the guard said of it, the session that reads it, and where the last run came to.
-    judged: Judged | None = None
+    judged: CheckedQuery | None = None
     reader: Any = None
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 

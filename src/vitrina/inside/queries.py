@@ -10,7 +10,7 @@ from vitrina.ports import registry
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class Queries(Protocol):
         ...
 
     def sample(
-        self, reader: Reader, definition: Definition, judged: Judged, settings: Settings, sizes: "Sizes"
+        self, reader: Reader, definition: Definition, judged: CheckedQuery, settings: Settings, sizes: "Sizes"
     ) -> "tuple[Description, pa.Table]":
         """Describe the result and read its first rows, in their natural types."""
         ...
 
-    def first_rows(self, definition: Definition, judged: Judged, settings: Settings, sizes: "Sizes") -> Any:
+    def first_rows(self, definition: Definition, judged: CheckedQuery, settings: Settings, sizes: "Sizes") -> Any:
         """Read the first rows as JSON, with their columns."""
         ...
 

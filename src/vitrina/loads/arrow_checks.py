@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from vitrina.data_checks import AcceptedValues, Freshness, NotNull, Relationship, RowCheck
 from vitrina.errors import BadCheck
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.checks import MAX_EXAMPLES, Checks, Found, Judgement, Outcome, refuse_failed
+from vitrina.ports.checks import MAX_EXAMPLES, CheckOutcome, Checks, Found, Judgement, refuse_failed
 from vitrina.sentences import say
 from vitrina.transforms import python_values
 
@@ -78,7 +78,7 @@ class RowGate:
         """Return the rows that may go on, and what became of the others."""
         if not rows.num_rows:
             return rows, Judgement()
-        outcomes, letters = list[Outcome](), list[DeadLetter]()
+        outcomes, letters = list[CheckOutcome](), list[DeadLetter]()
         # Those that reject come first: the others do not see such rows.
         for check in sorted(self._checks.of_rows, key=lambda one: not self._checks.rejects(one)):
             wrong = self._broken(check, rows)
@@ -119,7 +119,7 @@ class RowGate:
         found: list[Any] = self._values_of(check).to_pylist()
         return found
 
-    def _outcome(self, check: RowCheck, wrong: pa.Table) -> Outcome:
+    def _outcome(self, check: RowCheck, wrong: pa.Table) -> CheckOutcome:
         before = self._rejected.get(check.called, 0)
         examples = [_shown(row) for row in _rows(wrong.slice(0, MAX_EXAMPLES))]
         found = self._checks.outcome(check, Found.of_rows(wrong.num_rows, examples), rejected_before=before)

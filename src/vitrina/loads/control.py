@@ -12,7 +12,7 @@ from vitrina.errors import LeaseLost, RunError
 from vitrina.ports.batch import Endable
 from vitrina.store.database import Connection, sqlstate_of
 from vitrina.store.leases import Claim
-from vitrina.store.sessions import Line
+from vitrina.store.sessions import SessionHandle
 
 _STEP_SECONDS = 0.2
 _CANCEL_SECONDS = 2.0
@@ -44,7 +44,7 @@ class RunControl:
         self._ttl = ttl_seconds
         self._shutdown = shutdown
         self._lost = threading.Event()
-        self._lines: list[Line] = []
+        self._lines: list[SessionHandle] = []
         self._lines_lock = threading.Lock()
         self._workers: list[Endable] = []
         # How long a session may wait for an answer; the run sets it, because each pipeline has its own timeouts.
@@ -120,7 +120,7 @@ class RunControl:
     def guard(self, connection: Connection) -> Connection:
         """End the connection with the lease from now on, also in the middle of a statement."""
         with self._lines_lock:
-            self._lines.append(Line(connection))
+            self._lines.append(SessionHandle(connection))
         return connection
 
     def let_go(self, connection: Connection) -> bool:
@@ -149,7 +149,7 @@ class RunControl:
             line.close()
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[SessionHandle]:
         with self._lines_lock:
             return list(self._lines)
 

@@ -141,10 +141,10 @@ class UnderWay:
         letters = (*self.letters, *written.letters)
         return replace(
             self.part,
-            seconds=sum(lap.seconds for lap in self.watch.laps.values()),
+            seconds=sum(lap.seconds for lap in self.watch.timings.values()),
             staged=written.rows,
             letters=letters,
-            laps=self.watch.laps,
+            timings=self.watch.timings,
             delivered=delivered_in(letters, self.delivered, written.delivered),
             counts=written.counts,
         )
@@ -170,7 +170,7 @@ def _together(pieces: list[Part]) -> Part:
         pieces[-1].seconds,  # one stopwatch ran through all of them
         sum(piece.staged_rows for piece in pieces),
         letters,
-        pieces[-1].laps,
+        pieces[-1].timings,
         delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
         counts=sum((piece.counts for piece in pieces), start=Counts()),
         judged=_judged_together(pieces),

@@ -9,8 +9,8 @@ from typing import Any
 from vitrina import failpoints
 from vitrina.errors import DuplicateKeys, ShrinkRefused, TransientError
 from vitrina.loads import incremental, refusals
-from vitrina.loads.filling import window_of
 from vitrina.loads.job import resume_point
+from vitrina.loads.load_input import window_of
 from vitrina.loads.run import Run
 from vitrina.ports.batch import Part, PartId
 from vitrina.ports.checkpoint import FRESHEST, Checkpoint

@@ -144,7 +144,7 @@ def keep_place(run: Run) -> None:
     for window in following.windows() if following else (Window(),):
         with closing(source.read(window, "natural")) as batches:
             for batch in batches:
-                for stage, lap in batch.watch.laps.items():
+                for stage, lap in batch.watch.timings.items():
                     run.meter.spent(stage, lap.seconds)
                 if following:
                     checkpoint = following.after(checkpoint, Part(checkpoint.batch_no, 0, batch.last))

@@ -52,7 +52,7 @@ def output_of(opened: Opened) -> tuple[Column, ...]:
     described = opened.source.describe(_next_window(opened))
     if not described.columns and described.schema is None:
         return ()
-    return steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known).output
+    return steps.fit(opened.step_environment, opened.source, described, opened.target.form, opened.target.known).output
 
 
 def _inspect(opened: Opened, *, create_target: bool) -> Job:
@@ -61,12 +61,12 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
         return _without_rows(opened, described, _prepared_for_nothing(opened) if create_target else None)
     if not opened.source.runs_when_described:
         opened = _believing(opened)
-    fitted = steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known)
+    fitted = steps.fit(opened.step_environment, opened.source, described, opened.target.form, opened.target.known)
     _refuse_unfit_checks(opened, fitted)
     shortcut = opened.target.meet(opened.source)
     prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
-    if fitted.passage:
-        fitted.passage.steps.key = prepared.key
+    if fitted.step_pipeline:
+        fitted.step_pipeline.steps.key = prepared.key
     opened = _noticing_emptied(opened, prepared)
     derivation = _derive(opened, prepared)
     known = _capabilities(opened, described, prepared, shortcut)

@@ -10,7 +10,7 @@ from vitrina.definition import Definition
 from vitrina.inside.queries import Reader
 from vitrina.loads.plan import Plan
 from vitrina.loads.recomputed import Recomputed
-from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
+from vitrina.loads.steps import Fitted, PlannedSteps, StepEnvironment
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.live import Derivation
@@ -18,7 +18,7 @@ from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Source
 from vitrina.ports.target import Prepared, Shortcut, Target
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
@@ -34,7 +34,7 @@ class Opened:
     settings: Settings
     claim: Claim
     definition: Definition
-    judged: Judged | None  # None: no query is read
+    judged: CheckedQuery | None  # None: no query is read
     metastore: Connection
     reader: Reader
     source: Source
@@ -57,8 +57,8 @@ class Opened:
         return self.claim.run_id
 
     @property
-    def around_steps(self) -> Surroundings:
-        return Surroundings(self.definition, self.settings, self.run_id, self.steps, self.reference)
+    def step_environment(self) -> StepEnvironment:
+        return StepEnvironment(self.definition, self.settings, self.run_id, self.steps, self.reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Job(Opened):
         self, found: Checkpoint, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
     ) -> "Iterator[tuple[pa.Table, bool]]":
         """Read the source again, for a comparison (`ports.compare.Looked`)."""
-        recomputed = Recomputed(self.source, self.fitted.passage, self.definition.batch_size)
+        recomputed = Recomputed(self.source, self.fitted.step_pipeline, self.definition.batch_size)
         return recomputed.rows(found, in_order=in_order, sample=sample, form=form)
 
     @property

@@ -287,8 +287,8 @@ class Follower:
             raise FatalError(say("run.live_target", target=run.job.definition.final_target))
         begin(run, self._load)
         run.letters.watch_steps()
-        if run.job.fitted.passage:
-            run.job.fitted.passage.steps.notes_filtered = True
+        if run.job.fitted.step_pipeline:
+            run.job.fitted.step_pipeline.steps.notes_filtered = True
         self._load.discard()  # what deletes of earlier runs left
         self._guard.count(self._load.count_rows())
         self._metastore.execute(SQL("LISTEN {}").format(Identifier(feeds.STORED)))
@@ -495,9 +495,9 @@ class Follower:
         from vitrina.loads.flow import Flow
 
         run = self._run
-        passage = run.job.fitted.passage
+        step_pipeline = run.job.fitted.step_pipeline
         with load.writer() as writer:
-            steps = passage.steps if passage else None
+            steps = step_pipeline.steps if step_pipeline else None
             flow = Flow(rows, Window(), steps, writer, run.job.claim.epoch, gate=run.gate)
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from vitrina.errors import TransientError, VitrinaError
-from vitrina.ports.ranges import Filled, FillHandle, Result, Task
+from vitrina.ports.ranges import FilledRange, FillHandle, Result, Task
 from vitrina.ports.worker_errors import unpacked
 from vitrina.sentences import say
 from vitrina.settings import Settings
@@ -139,9 +139,9 @@ class LocalPool:
         if process is not None:
             process.close()
 
-    def _filled(self, process: "_Process", task: Task) -> Filled:
+    def _filled(self, process: "_Process", task: Task) -> FilledRange:
         process.send(task)
-        found: Filled = process.answer("filled")
+        found: FilledRange = process.answer("filled")
         return found
 
 

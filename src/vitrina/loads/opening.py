@@ -11,7 +11,6 @@ from vitrina.errors import ConfigError
 from vitrina.inside import queries
 from vitrina.inside.opening import Inside
 from vitrina.inside.queries import Reader
-from vitrina.judging import definition_of, judge
 from vitrina.loads import kept_connections, places, steps
 from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.job import Opened
@@ -22,8 +21,9 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Connector, Opening, Work
 from vitrina.ports.source import Source
 from vitrina.ports.target import Target
+from vitrina.revalidation import definition_of, revalidate
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store import database, pipelines, session_limits, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
@@ -57,7 +57,7 @@ def open_job(
     """
     definition = _accepting(claim, definition_of(claim))
     session_limits.require_room(definition, settings)
-    judged = judge(definition, settings)
+    judged = revalidate(definition, settings)
     planned = steps.planned(definition, settings, sessions, claim.run_id, attach=context.attach)
     metastore = _open_metastore(claim, settings, definition, conclusion or sessions, context)
     settings = kept_connections.for_run(settings, metastore, definition)
@@ -106,7 +106,7 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     """Open the same without a claim; nothing may be written with it."""
     claim = _claim_of_nobody(row)
     definition = definition_of(claim)
-    judged = judge(definition, settings)
+    judged = revalidate(definition, settings)
     context = NoContext()
     connect = _connector(claim, settings, definition, sessions, context)
     settings = kept_connections.for_run(settings, metastore, definition)
@@ -152,7 +152,7 @@ class _Around:
 class _Pieces:
     """What was opened."""
 
-    judged: Judged | None
+    judged: CheckedQuery | None
     reader: Reader
     source: Source
     target: Target
@@ -191,7 +191,7 @@ def _open_reader(around: _Around) -> Reader:
     return reader
 
 
-def _open_source(around: _Around, judged: Judged | None, reader: Reader | None, found: Checkpoint) -> Source:
+def _open_source(around: _Around, judged: CheckedQuery | None, reader: Reader | None, found: Checkpoint) -> Source:
     """Open the source. It ends with the lease; a query's sessions are the run's own."""
     definition = around.definition
     connector = registry.get(definition.source_connector)

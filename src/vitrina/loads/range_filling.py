@@ -12,7 +12,7 @@ from vitrina.loads import steps
 from vitrina.loads.job import Job
 from vitrina.ports.batch import Batch, Part, Position, Stopwatch
 from vitrina.ports.ranges import (
-    Filled,
+    FilledRange,
     FillHandle,
     RangeSource,
     ShortcutForRanges,
@@ -36,7 +36,7 @@ def handle_of(job: Job, load: Load, window: Window, started_at: datetime) -> Fil
         return job.shortcut.handle(load, window, job.plan)
     if not isinstance(job.source, Splits) or not isinstance(load, TakesRanges):
         raise TypeError(f"{job.source.name} is not loaded in ranges")
-    passage = job.fitted.passage
+    step_pipeline = job.fitted.step_pipeline
     return ArrowHandle(
         job.source.handle(window),
         load.handle(),
@@ -46,7 +46,7 @@ def handle_of(job: Job, load: Load, window: Window, started_at: datetime) -> Fil
         job.claim.epoch,
         job.target.form,
         started_at,
-        passage.steps.learned() if passage else None,
+        step_pipeline.steps.learned() if step_pipeline else None,
     )
 
 
@@ -96,12 +96,12 @@ class ArrowFiller:
         definition = handle.definition.model_copy(update={"options": options})
         planned = steps.planned(definition, settings, self._opened, handle.run_id, started_at=handle.started_at)
         look_up = cast(RangeSource, self._source).look_up
-        around = steps.Surroundings(definition, settings, handle.run_id, planned, look_up, handle.started_at)
-        passage = steps.open_passage(around, handle.described, handle.form, self._source.name)
-        passage.steps.adopt(learned)
-        return passage.steps
+        environment = steps.StepEnvironment(definition, settings, handle.run_id, planned, look_up, handle.started_at)
+        step_pipeline = steps.open_step_pipeline(environment, handle.described, handle.form, self._source.name)
+        step_pipeline.steps.adopt(learned)
+        return step_pipeline.steps
 
-    def fill(self, task: Task, progressed: Callable[[int], None]) -> Filled:
+    def fill(self, task: Task, progressed: Callable[[int], None]) -> FilledRange:
         before = self._steps.rejected() if self._steps else {}
         source = _OnePart(self._source, task.most_rows, progressed)
         window = Window(upto=task.range.upto, snapshot=task.snapshot, batch_rows=lambda: task.batch_rows)
@@ -110,7 +110,7 @@ class ArrowFiller:
         part = parts[0] if parts else Part(task.number, 0, None)
         after = self._steps.rejected() if self._steps else {}
         rejected = {place: count - before.get(place, 0) for place, count in after.items()}
-        return Filled(part, source.reached, rejected)
+        return FilledRange(part, source.reached, rejected)
 
     def close(self) -> None:
         self._opened.close()
@@ -135,7 +135,7 @@ class _OnePart(BaseSource):
             for batch in batches:
                 self._progressed(batch.read)
                 self._left -= batch.read
-                for stage, lap in batch.watch.laps.items():
+                for stage, lap in batch.watch.timings.items():
                     watch.add(stage, lap.seconds, lap.began)
                 last = batch.last
                 yield Batch(batch.take(), watch=watch)

@@ -30,12 +30,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     end_with_runner(life)
     be_modest()
     sys.path[:] = arguments[3:]
-    _serve(Line(Connection(line)), socket.socket(fileno=control))
+    _serve(Pipe(Connection(line)), socket.socket(fileno=control))
     # The sessions end with the process: no server is waited for.
     os._exit(0)
 
 
-class Line:
+class Pipe:
     """Our end of the pipe. Log lines come from threads of steps, too: one message is written at a time."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
@@ -48,7 +48,7 @@ class Line:
             self._connection.send((kind, said))
 
 
-def _serve(line: Line, control: socket.socket) -> None:
+def _serve(line: Pipe, control: socket.socket) -> None:
     """Open what the runner describes, then fill one range after the other until it closes its end."""
     try:
         settings, handle = line.receive()
@@ -71,7 +71,7 @@ def _await_ended() -> None:
             thread.join(1.0)
 
 
-def _opened(line: Line, settings: Settings, handle: FillHandle) -> Filler | None:
+def _opened(line: Pipe, settings: Settings, handle: FillHandle) -> Filler | None:
     try:
         with database.translated("opening what loads ranges of the key"):
             filler = handle.open(settings)
@@ -82,7 +82,7 @@ def _opened(line: Line, settings: Settings, handle: FillHandle) -> Filler | None
     return filler
 
 
-def _fill(line: Line, filler: Filler, task: Task) -> None:
+def _fill(line: Pipe, filler: Filler, task: Task) -> None:
     def progressed(rows: int) -> None:
         line.send("progress", rows)
 
@@ -98,7 +98,7 @@ def _fill(line: Line, filler: Filler, task: Task) -> None:
 class _Forwarding:
     """Hand log lines to the runner, which keeps them with the run."""
 
-    def __init__(self, line: Line, settings: Settings) -> None:
+    def __init__(self, line: Pipe, settings: Settings) -> None:
         self._line = line
         self._redact: Callable[[str], str] = logs.Redactor(logs.secrets_of(settings))
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from vitrina.errors import FatalError, SnapshotGone, StepFailed
 from vitrina.loads import engines, range_filling, steps
-from vitrina.loads.filling import window_of
+from vitrina.loads.load_input import window_of
 from vitrina.loads.run import Run
 from vitrina.ports.batch import Part, PartId
 from vitrina.ports.checkpoint import FRESHEST, RANGES, Checkpoint
 from vitrina.ports.checks import later
-from vitrina.ports.ranges import Engine, Filled, FillHandle, KeyRange, Result, SharedSnapshot, Splits, Task
+from vitrina.ports.ranges import Engine, FilledRange, FillHandle, KeyRange, Result, SharedSnapshot, Splits, Task
 from vitrina.ports.target import Load
 from vitrina.sentences import say
 
@@ -221,7 +221,7 @@ class RangedFill:
 
     # --- what counts -------------------------------------------------------------------------------------------------
 
-    def _accept(self, task: Task, filled: Filled) -> None:
+    def _accept(self, task: Task, filled: FilledRange) -> None:
         self._refuse_rejected(filled.rejected or {})
         rest = self._rest(task, filled)
         self._left = self._left.without(task.range, rest)
@@ -233,7 +233,7 @@ class RangedFill:
         self._tell()
         self._run.commit(self._load, part, self._counting)
 
-    def _rest(self, task: Task, filled: Filled) -> tuple[KeyRange, ...]:
+    def _rest(self, task: Task, filled: FilledRange) -> tuple[KeyRange, ...]:
         """Cut again what a worker left of a range that has many more rows than others."""
         if filled.reached is None:
             return ()

@@ -12,7 +12,7 @@ from vitrina.ports.source import Form, Source, Window
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.transforms.pipeline import Passage
+    from vitrina.transforms.pipeline import StepPipeline
 
 _ROWS_AT_ONCE = 10_000
 
@@ -22,33 +22,33 @@ class Recomputed:
     """A source and the steps after it, to be read again."""
 
     source: Source
-    passage: "Passage | None"
+    step_pipeline: "StepPipeline | None"
     batch_size: int
 
     def rows(
         self, found: Checkpoint, *, in_order: bool, sample: int | None, form: Form
     ) -> "Iterator[tuple[pa.Table, bool]]":
-        """Give what the source gives and the steps make of it, in tables of rows that are all young, or none of them.
+        """Yield the recomputed rows, in tables whose rows are all in flight, or all not.
 
         A source that cannot be asked again for parts starts from its beginning, and gives no sample but all.
         """
-        passage = self.passage
-        for number, table, young in self._numbered(found, in_order=in_order, sample=sample, form=form):
-            yield (passage.steps.take(table, number).table if passage else table), young
+        step_pipeline = self.step_pipeline
+        for number, table, in_flight in self._numbered(found, in_order=in_order, sample=sample, form=form):
+            yield (step_pipeline.steps.take(table, number).table if step_pipeline else table), in_flight
 
     def _numbered(
         self, found: Checkpoint, *, in_order: bool, sample: int | None, form: Form
     ) -> "Iterator[tuple[int, pa.Table, bool]]":
-        source, passage = self.source, self.passage
+        source, step_pipeline = self.source, self.step_pipeline
         if isinstance(source, Rescans):
             yield from source.rows_by_age(
                 found,
                 in_order=in_order,
                 sample=sample,
                 # Steps are given natural types; without any, rows come in the form that the target takes.
-                natural=passage is not None or form == "natural",
+                natural=step_pipeline is not None or form == "natural",
                 # Steps see the batches that they see in a run; nobody else minds.
-                batch_rows=self.batch_size if passage else _ROWS_AT_ONCE,
+                batch_rows=self.batch_size if step_pipeline else _ROWS_AT_ONCE,
             )
             return
         with closing(source.read(Window(), "natural")) as batches:

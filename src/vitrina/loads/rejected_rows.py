@@ -42,9 +42,9 @@ class Letters:
 
     def watch_steps(self) -> None:
         """Let the steps report from now on which of these rows come through."""
-        passage = self._job.fitted.passage
-        if passage:
-            passage.steps.watched = self.open
+        step_pipeline = self._job.fitted.step_pipeline
+        if step_pipeline:
+            step_pipeline.steps.watched = self.open
 
     def delivered(self, filled: Part, *, committed: bool = False) -> None:
         if filled.delivered and self._is_time(committed):

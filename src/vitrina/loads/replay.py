@@ -36,7 +36,7 @@ Outcome = dict[dead_letters.Resolution, list[int]]
 
 
 @dataclass
-class Report:
+class ReplayReport:
     """What became of the dead letters; `unclear` ones do not say which row they are about."""
 
     letters: int = 0
@@ -56,7 +56,7 @@ def replay(request: dict[str, Any], metastore: Connection, settings: Settings, h
     _refuse_others(row, metastore)
     numbers = request["payload"].get("letters")
     letters = dead_letters.list_open(metastore, row["id"], numbers=numbers, limit=MAX_LETTERS)
-    report = Report(letters=len(letters))
+    report = ReplayReport(letters=len(letters))
     if letters:
         _replay_leased(request, metastore, settings, hold, letters=letters, report=report)
     report.remaining = dead_letters.count_open(metastore, row["id"])
@@ -86,7 +86,7 @@ def _replay_leased(
     hold: Hold,
     *,
     letters: Sequence[Letter],
-    report: Report,
+    report: ReplayReport,
 ) -> None:
     asked_at = clock()
     claim = followed.claim(request, metastore, settings, "pipeline.no_replay_now")
@@ -106,7 +106,7 @@ def _replay_leased(
         _conclude(metastore, claim, meter, report)
 
 
-def _conclude(metastore: Connection, claim: Claim, meter: RunMeter, report: Report) -> None:
+def _conclude(metastore: Connection, claim: Claim, meter: RunMeter, report: ReplayReport) -> None:
     meter.note("replay", asdict(report))
     meter.record(metastore, claim)
     leases.conclude_run(metastore, claim, answered=False)
@@ -163,7 +163,7 @@ def _family(kind: str) -> str:
 # --- a part of the letters after the other ------------------------------------------------------------------------
 
 
-def _send_all(run: Run, source: Rereads, letters: Sequence[Letter], report: Report) -> None:
+def _send_all(run: Run, source: Rereads, letters: Sequence[Letter], report: ReplayReport) -> None:
     """Move the rows of the letters by their keys; the checkpoint stays where it is."""
     load: Load | None = None
     for start in range(0, len(letters), _LETTERS_AT_ONCE):
@@ -239,7 +239,7 @@ def _outcome(names: Sequence[str], source: Rereads, found: _Found, refused: Sequ
     return outcome
 
 
-def _resolve(run: Run, outcome: Outcome, found: _Found, report: Report) -> None:
+def _resolve(run: Run, outcome: Outcome, found: _Found, report: ReplayReport) -> None:
     """Resolve dead letters in a fenced transaction: a runner that lost the lease resolves nothing."""
     job = run.job
     with database.translated("resolving dead letters"), job.metastore.transaction():

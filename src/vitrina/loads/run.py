@@ -14,7 +14,7 @@ import structlog
 from vitrina import failpoints
 from vitrina.definition import fingerprint
 from vitrina.errors import CheckFailed, FatalError, ShrinkRefused
-from vitrina.loads import filling
+from vitrina.loads import load_input
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.job import Job
@@ -172,14 +172,14 @@ class Run:
     def loading(self, load: Loading) -> Loading:
         """Add how rows come, as the plan decided, where the loading does not say."""
         judges = self.job.definition.checks and isinstance(self.job.target, Judges)
-        return filling.loading_of(self.job, load, self.checks if judges else None)
+        return load_input.loading_of(self.job, load, self.checks if judges else None)
 
     @contextmanager
     def parts(self, load: Load, window: Window) -> Iterator[Iterator[Part]]:
         """Bring a window's rows to the load; a thread keeps one part ahead. Sessions are closed with the block."""
         window = replace(window, batch_rows=self.batch_size)
         with (
-            filling.open_filling(self.job, load, window, gate=lambda: self.gate) as filled,
+            load_input.open_filling(self.job, load, window, gate=lambda: self.gate) as filled,
             self.ahead(filled, window.after) as parts,
         ):
             yield iter(parts)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vitrina.transforms.chain import PlannedStep
-    from vitrina.transforms.pipeline import Passage, RunsSteps
+    from vitrina.transforms.pipeline import RunsSteps, StepPipeline
     from vitrina.transforms.process import Limits
     from vitrina.transforms.registry import Registry
     from vitrina.transforms.remote import WorkerSteps
@@ -169,16 +169,18 @@ class Fitted:
 
     output: tuple[Column, ...]
     stamps: frozenset[str]
-    passage: "Passage | None" = None
+    step_pipeline: "StepPipeline | None" = None
 
     @property
     def arrives_as(self) -> dict[str, str] | None:
         """Return the type in which the values of each column are staged, after the steps."""
-        return {name: place.staged for name, place in self.passage.landings.items()} if self.passage else None
+        return (
+            {name: place.staged for name, place in self.step_pipeline.landings.items()} if self.step_pipeline else None
+        )
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class StepEnvironment:
     """What steps are told, and may ask for."""
 
     definition: Definition
@@ -191,22 +193,22 @@ class Surroundings:
 
 
 def fit(
-    around: Surroundings, source: Source, described: Description, form: Form, known: Callable[[], Known | None]
+    environment: StepEnvironment, source: Source, described: Description, form: Form, known: Callable[[], Known | None]
 ) -> Fitted:
     """Run the steps on a sample to learn the output schema and its target types."""
-    if not around.steps and described.schema is None and form == "exact":
+    if not environment.steps and described.schema is None and form == "exact":
         return Fitted(described.columns, described.stamps)
-    python = around.definition.python_source
-    passage = open_passage(around, described, form, f"source {python}" if python else source.name)
-    output = passage.settle(_sample(source, described, around), known(), around.definition.target_key)
-    return Fitted(tuple(output), passage.stamps, passage)
+    python = environment.definition.python_source
+    step_pipeline = open_step_pipeline(environment, described, form, f"source {python}" if python else source.name)
+    output = step_pipeline.settle(_sample(source, described, environment), known(), environment.definition.target_key)
+    return Fitted(tuple(output), step_pipeline.stamps, step_pipeline)
 
 
-def _sample(source: Source, described: Description, around: Surroundings) -> "pa.Table":
-    if not around.steps:
+def _sample(source: Source, described: Description, environment: StepEnvironment) -> "pa.Table":
+    if not environment.steps:
         return _no_rows(described.schema)
     if isinstance(source, Samples):
-        return source.sample(SAMPLE_ROWS, SAMPLE_BYTES, around.settings.max_value_mb << 20)
+        return source.sample(SAMPLE_ROWS, SAMPLE_BYTES, environment.settings.max_value_mb << 20)
     with closing(source.read(Window(batch_rows=lambda: SAMPLE_ROWS), "natural")) as batches:
         return next((batch.take() for batch in batches), _nothing())
 
@@ -223,32 +225,34 @@ def _nothing() -> "pa.Table":
     return pa.table({})
 
 
-def open_passage(around: Surroundings, described: Description, form: Form, giver: str) -> "Passage":
+def open_step_pipeline(environment: StepEnvironment, described: Description, form: Form, giver: str) -> "StepPipeline":
     from vitrina.transforms import arrow_types
-    from vitrina.transforms.pipeline import Passage
+    from vitrina.transforms.pipeline import StepPipeline
 
     natural_schema = described.schema
     comes_natural = natural_schema is not None
     schema = natural_schema if comes_natural else arrow_types.schema_of(described.columns, described.stamps)
-    opened = _open_steps(around, schema, comes_natural=comes_natural, stays_natural=form == "natural")
-    return Passage(schema, opened, giver)
+    opened = _open_steps(environment, schema, comes_natural=comes_natural, stays_natural=form == "natural")
+    return StepPipeline(schema, opened, giver)
 
 
-def _open_steps(around: Surroundings, schema: "pa.Schema", *, comes_natural: bool, stays_natural: bool) -> "RunsSteps":
+def _open_steps(
+    environment: StepEnvironment, schema: "pa.Schema", *, comes_natural: bool, stays_natural: bool
+) -> "RunsSteps":
     from vitrina.transforms.chain import Chain
     from vitrina.transforms.context import StepContext
     from vitrina.transforms.pipeline import OwnSteps
 
-    if workers := around.steps.workers:
-        workers.open(schema, around.reference, comes_natural=comes_natural, stays_natural=stays_natural)
+    if workers := environment.steps.workers:
+        workers.open(schema, environment.reference, comes_natural=comes_natural, stays_natural=stays_natural)
         return workers
-    key = around.settings.hash_key
+    key = environment.settings.hash_key
     context = StepContext(
-        pipeline=around.definition.name,
-        run_id=around.run_id,
-        started_at=around.started_at or datetime.now(UTC),
+        pipeline=environment.definition.name,
+        run_id=environment.run_id,
+        started_at=environment.started_at or datetime.now(UTC),
         hash_key=key.get_secret_value().encode() if key else None,
-        reference=around.reference,
+        reference=environment.reference,
     )
-    chain = Chain(around.steps.own, context)
+    chain = Chain(environment.steps.own, context)
     return OwnSteps(schema, chain, comes_natural=comes_natural, stays_natural=stays_natural)

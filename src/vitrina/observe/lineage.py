@@ -8,13 +8,13 @@ from uuid import UUID
 
 import psycopg
 
-from vitrina import __version__, judging
+from vitrina import __version__, revalidation
 from vitrina.data_checks import CheckOption
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
-from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
+from vitrina.observe.observer import PlannedRun, RunObserver, RunOutcome
 from vitrina.ports import registry
-from vitrina.ports.batch import Lap
+from vitrina.ports.batch import Timing
 from vitrina.ports.connector import Connector
 from vitrina.ports.schema import Column
 from vitrina.settings import Settings
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 Dataset = dict[str, Any]
 
 
-class RunLineage(Onlooker):
+class RunLineage(RunObserver):
     """One run's events. The first knows names only; schemas come with the last, once the query was looked at."""
 
     def __init__(
@@ -51,7 +51,7 @@ class RunLineage(Onlooker):
         self._checks: Sequence[CheckOption] = ()
         # A definition that is not valid has neither; the run is about to say so itself.
         with suppress(RunError, RequestError, ConfigError):
-            self._name(judging.definition_of(claim), settings)
+            self._name(revalidation.definition_of(claim), settings)
         if ended_at is None:
             self._tell("START")
 
@@ -60,7 +60,7 @@ class RunLineage(Onlooker):
         self._inputs = _sources(definition, settings)
         self._checks = definition.checks
 
-    def planned(self, job: PlannedRun, lap: Lap) -> None:
+    def planned(self, job: PlannedRun, timing: Timing) -> None:
         if not self._outputs or not self._inputs:
             self._name(job.definition, job.settings)  # a connection that the metastore keeps was opened meanwhile
         for output in self._outputs:
@@ -73,7 +73,7 @@ class RunLineage(Onlooker):
                 if table in known:
                     dataset["facets"] = {"schema": _schema(known[table])}
 
-    def ended(self, outcome: Outcome, counters: Counters) -> None:
+    def ended(self, outcome: RunOutcome, counters: Counters) -> None:
         for output in self._outputs:
             facet = _facet("1-0-2/OutputStatisticsOutputDatasetFacet", rowCount=counters.rows_written)
             output["outputFacets"] = {"outputStatistics": facet}
@@ -113,7 +113,7 @@ def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable
     # What was taken from a silent runner goes on in a run of its own; after too many losses it does not.
     status = "LOST" if run["error_code"] == "lease_lost" else run["status"]
     counters = Counters(run["rows_read"], run["rows_written"], metrics=run["metrics"] or {})
-    told.ended(Outcome(status, run["error_code"], run["error_message"]), counters)
+    told.ended(RunOutcome(status, run["error_code"], run["error_message"]), counters)
 
 
 # --- what is read and written --------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def _sources(definition: Definition, settings: Settings) -> list[Dataset]:
     connector = registry.get(definition.source_type)
     if not definition.reads_postgres:
         return [_dataset(connector, url, definition.source_table)] if definition.source_table else []
-    judged = judging.judge(definition, settings)
+    judged = revalidation.revalidate(definition, settings)
     tables = judged.tables if judged else ()
     return [_dataset(connector, url, f"{schema}.{table}") for schema, table in _unique(tables)]
 

@@ -19,7 +19,7 @@ from psycopg_pool import PoolTimeout
 from vitrina.errors import CannotConnect
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import feed_reports, figures
+from vitrina.store import feed_reports, metrics
 from vitrina.store.database import Connection
 
 # More pipelines than this share one label: a monitoring server must survive whatever is created here.
@@ -85,12 +85,12 @@ class MetastoreCollector(Collector):
         yield from _feeds(found.feeds, self._max_pipelines)
 
     def _read(self, connection: Connection) -> "Found":
-        rows = figures.list_oldest(connection, limit=self._max_pipelines)
-        totals = figures.totals(connection, stale_after_seconds=self._settings.lease_ttl_seconds)
+        rows = metrics.list_oldest(connection, limit=self._max_pipelines)
+        totals = metrics.totals(connection, stale_after_seconds=self._settings.lease_ttl_seconds)
         if counted := self._counted():
-            self._on_pipelines(figures.find_existing(connection, counted))
+            self._on_pipelines(metrics.find_existing(connection, counted))
         own = Counter(row["status"] for row in rows)
-        all_statuses = own if len(rows) < self._max_pipelines else Counter(figures.count_statuses(connection))
+        all_statuses = own if len(rows) < self._max_pipelines else Counter(metrics.count_statuses(connection))
         has_rest = all_statuses.total() > len(rows)
         rest = self.rest.read(connection, rows[-1]) if has_rest else None
         return Found(rows, totals, all_statuses, rest, feed_reports.list_all(connection))
@@ -180,16 +180,16 @@ def _keep_seconds(took: float) -> float:
     return 0.0 if took <= QUICK_SECONDS else min(_KEEP_FACTOR * took, _MAX_KEEP_SECONDS)
 
 
-def _sum_up(connection: Connection, after: figures.Place) -> Row:
-    found = figures.sum_up_rest(connection, after)
-    cursors = [cursor_time(row["safe_upto"], row["options"]) for row in figures.list_oldest_cursors(connection, after)]
+def _sum_up(connection: Connection, after: metrics.Place) -> Row:
+    found = metrics.sum_up_rest(connection, after)
+    cursors = [cursor_time(row["safe_upto"], row["options"]) for row in metrics.list_oldest_cursors(connection, after)]
     known: list[float | None] = [found["success_started"], *(cursor.timestamp() for cursor in cursors if cursor)]
-    held = [row["now"] - held_seconds(row) for row in figures.list_held(connection, after)]
+    held = [row["now"] - held_seconds(row) for row in metrics.list_held(connection, after)]
     return found | {
         "after": after,
         "as_of": min((moment for moment in known if moment is not None), default=None),
         "held_since": min(held, default=None),
-        "failures": figures.count_failures(connection, after),
+        "failures": metrics.count_failures(connection, after),
     }
 
 

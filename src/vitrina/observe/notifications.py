@@ -88,7 +88,7 @@ class Channel:
         return True
 
 
-class Courier:
+class Notifier:
     """A thread that looks for messages to send. Several runners may each have one."""
 
     def __init__(

@@ -6,17 +6,17 @@ from typing import Any, Protocol
 
 from vitrina.definition import Definition
 from vitrina.inside.queries import Reader
-from vitrina.ports.batch import Lap, Part
+from vitrina.ports.batch import Part, Timing
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: SUCCESS, PAUSED, CANCELLED, LOST or FAILED, the last with code and message."""
 
     status: str
@@ -51,36 +51,36 @@ class PlannedRun(Protocol):
     def output(self) -> Sequence[Column]: ...
     # None: no query is read.
     @property
-    def judged(self) -> Judged | None: ...
+    def judged(self) -> CheckedQuery | None: ...
     @property
     def reader(self) -> Reader: ...
 
 
-class Onlooker:
+class RunObserver:
     """Observe one run. An observer only stores what it is told, because the run does not wait for it."""
 
     # Of the trace that the run's lines belong to, where somebody makes one.
     trace_id: str | None = None
 
-    def planned(self, job: PlannedRun, lap: Lap) -> None:
+    def planned(self, job: PlannedRun, timing: Timing) -> None:
         """Handle the plan: everything is open, and it is known how the rows will move."""
 
-    def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:
-        """Handle a committed batch; `laps` has the stages of filling and writing it."""
+    def batch_done(self, filled: Part, timings: Mapping[str, Timing]) -> None:
+        """Handle a committed batch; `timings` has the stages of filling and writing it."""
 
-    def published(self, lap: Lap) -> None:
+    def published(self, timing: Timing) -> None:
         """Handle the publication of a whole load."""
 
     def retrying(self, attempt: int, error: str) -> None:
         """Handle an error that may pass; the next try is `attempt`."""
 
-    def ended(self, outcome: Outcome, counters: Counters) -> None:
+    def ended(self, outcome: RunOutcome, counters: Counters) -> None:
         """Handle the end, whatever happened. Nothing follows it."""
 
 
 # Who wants to watch the run of a claim.
-Invitation = Callable[[Claim], Sequence[Onlooker]]
+ObserverFactory = Callable[[Claim], Sequence[RunObserver]]
 
 
-def nobody(claim: Claim) -> Sequence[Onlooker]:
+def no_observers(claim: Claim) -> Sequence[RunObserver]:
     return ()

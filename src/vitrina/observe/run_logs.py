@@ -18,7 +18,7 @@ from vitrina.observe.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import run_logs
 from vitrina.store.database import Connection
-from vitrina.store.run_logs import Line
+from vitrina.store.run_logs import LogLine
 
 FLUSH_SECONDS = 1.0
 # What waits while the metastore is away; older lines are still on standard error.
@@ -84,7 +84,7 @@ class LineKeeper:
             self._queue.popleft()
         self._trim(metastore, lines)
 
-    def _insert(self, metastore: Connection, lines: list[Line]) -> None:
+    def _insert(self, metastore: Connection, lines: list[LogLine]) -> None:
         """Insert lines, and drop one that the database refuses: it would be refused for ever and hold up the others."""
         try:
             run_logs.insert(metastore, lines)
@@ -96,7 +96,7 @@ class LineKeeper:
             self._on_dropped(1)
             structlog.get_logger().warning("logs.line_refused", error=" ".join(str(exc).split()))
 
-    def _line(self, queued: _Queued) -> Line | None:
+    def _line(self, queued: _Queued) -> LogLine | None:
         at, level, found = queued
         fields = {name: value for name, value in found.items() if name not in ("event", "run_id")}
         event = str(found.get("event", ""))
@@ -105,7 +105,7 @@ class LineKeeper:
         except ValueError:
             return None
         # Postgres has no character 0, neither in text nor in jsonb.
-        return Line(run_id, at, level, self._redact(event).replace("\x00", ""), self._json(fields))
+        return LogLine(run_id, at, level, self._redact(event).replace("\x00", ""), self._json(fields))
 
     def _json(self, fields: dict[str, Any]) -> str:
         written = logs.as_json(fields)
@@ -115,7 +115,7 @@ class LineKeeper:
             return json.dumps({"cut": text[:MAX_FIELDS_LENGTH]})
         return text
 
-    def _trim(self, metastore: Connection, lines: list[Line]) -> None:
+    def _trim(self, metastore: Connection, lines: list[LogLine]) -> None:
         self._since_trim.update(line.run_id for line in lines)
         long = [run_id for run_id, count in self._since_trim.items() if count >= TRIM_EVERY_LINES]
         if long:

@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
+from vitrina.observe.observer import PlannedRun, RunObserver, RunOutcome
 from vitrina.observe.prometheus import Instruments, RunTally
-from vitrina.ports.batch import Counts, Lap, Part
+from vitrina.ports.batch import Counts, Part, Timing
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.checks import Outcome as CheckOutcome
+from vitrina.ports.checks import CheckOutcome
 from vitrina.sentences import say
 from vitrina.store import events, runs
 from vitrina.store.database import Connection
@@ -28,11 +28,11 @@ STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wa
 class RunMeter:
     """Count for one run, across its attempts, and tell its observers."""
 
-    def __init__(self, tally: RunTally | None = None, onlookers: Sequence[Onlooker] = ()) -> None:
+    def __init__(self, tally: RunTally | None = None, observers: Sequence[RunObserver] = ()) -> None:
         self.tally = tally or RunTally(Instruments(), "")
-        self._onlookers = onlookers
+        self._observers = observers
         # Of the batch at work: how long it was waited for, and when its writing began.
-        self._laps: dict[str, Lap] = {}
+        self._timings: dict[str, Timing] = {}
         self.counters = Counters()
         self.attempt = 1
         self.attempts_without_progress = 0
@@ -64,8 +64,8 @@ class RunMeter:
             # Ranges that people ask for are judged by it.
             self.counters.metrics["cursor"] = dict(job.described.cursor)
         self.no_longer_waiting()
-        for onlooker in self._onlookers:
-            onlooker.planned(job, _lap(seconds))
+        for observer in self._observers:
+            observer.planned(job, _timing(seconds))
 
     def continued(self, checkpoint: Checkpoint) -> None:
         self._consistency = "mixed" if checkpoint.last_key is not None else self._consistency
@@ -126,11 +126,11 @@ class RunMeter:
     def batch(self, filled: Part, counts: Counts, seconds: float) -> None:
         self.counters.rows_read += filled.rows
         self.counters.batches += 1
-        for stage, lap in filled.laps.items():
-            self.spent(stage, lap.seconds)
+        for stage, timing in filled.timings.items():
+            self.spent(stage, timing.seconds)
         self.spent("merge", seconds)
         if seconds:
-            self._laps["merge"] = _lap(seconds)
+            self._timings["merge"] = _timing(seconds)
         if filled.reopened:
             self._consistency = "mixed"
         self._batch_seconds.append(filled.seconds + seconds)
@@ -146,8 +146,8 @@ class RunMeter:
         self.spent("publish", seconds)
         self.merged(counts)
         self.note("consistency", self._consistency)
-        for onlooker in self._onlookers:
-            onlooker.published(_lap(seconds))
+        for observer in self._observers:
+            observer.published(_timing(seconds))
 
     def spent(self, stage: str, seconds: float) -> None:
         """Record the time, in seconds, of one of `STAGES`."""
@@ -156,15 +156,15 @@ class RunMeter:
     def waited(self, seconds: float) -> None:
         """Record a wait for the source while nothing was left to write."""
         self.spent("wait", seconds)
-        self._laps = {"wait": _lap(seconds)}
+        self._timings = {"wait": _timing(seconds)}
 
     def progressed(self, filled: Part) -> None:
         """Record a committed batch: the count of tries without progress starts again at zero."""
         self._rows_since_start += filled.rows
         if self._rows_since_start > self._rows_to_surpass:
             self.attempts_without_progress = 0
-        for onlooker in self._onlookers:
-            onlooker.batch_done(filled, {**filled.laps, **self._laps})
+        for observer in self._observers:
+            observer.batch_done(filled, {**filled.timings, **self._timings})
 
     def is_alive(self) -> None:
         """Let tries start counting again: a follower that has nothing to write works all the same."""
@@ -174,18 +174,18 @@ class RunMeter:
         self.tally.retried()
         self.attempt += 1
         self.note("waiting", error)
-        for onlooker in self._onlookers:
-            onlooker.retrying(self.attempt, error)
+        for observer in self._observers:
+            observer.retrying(self.attempt, error)
 
     def no_longer_waiting(self) -> None:
         if "waiting" in self.counters.metrics:
             self.note("waiting", None)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         self.tally.ended(outcome.status)
         self.tally.checked([found.result for found in self._outcomes.values()])
-        for onlooker in self._onlookers:
-            onlooker.ended(outcome, self.counters)
+        for observer in self._observers:
+            observer.ended(outcome, self.counters)
 
     @property
     def last_batch_ms(self) -> int:
@@ -242,9 +242,9 @@ class RunMeter:
             del self._batch_seconds[:-_BATCHES_KEPT]
 
 
-def _lap(seconds: float) -> Lap:
-    """Record a lap that has just ended."""
-    return Lap(time.time() - seconds, seconds)
+def _timing(seconds: float) -> Timing:
+    """Record a timing that has just ended."""
+    return Timing(time.time() - seconds, seconds)
 
 
 def _milliseconds(ordered: list[float], quantile: float) -> float | None:

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Mapping
 
-from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
+from vitrina.observe.observer import PlannedRun, RunObserver, RunOutcome
 from vitrina.observe.tracing import Tracing
-from vitrina.ports.batch import Lap, Part
+from vitrina.ports.batch import Part, Timing
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 
@@ -18,7 +18,7 @@ DRAW_BATCHES = 50
 DRAW_SECONDS = 5.0
 
 
-class RunTrace(Onlooker):
+class RunTrace(RunObserver):
     """Spans are made when what they tell is over, so between batches a run only notes the time."""
 
     def __init__(self, tracing: Tracing, claim: Claim) -> None:
@@ -35,26 +35,26 @@ class RunTrace(Onlooker):
         )
         self.trace_id = self._span.trace_id
         self._batches = 0
-        self._undrawn: list[tuple[int, int, Mapping[str, Lap], float]] = []
+        self._undrawn: list[tuple[int, int, Mapping[str, Timing], float]] = []
 
-    def planned(self, job: PlannedRun, lap: Lap) -> None:
-        self._span.part("plan", began=lap.began, ended=lap.began + lap.seconds)
+    def planned(self, job: PlannedRun, timing: Timing) -> None:
+        self._span.part("plan", began=timing.began, ended=timing.began + timing.seconds)
 
-    def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:
+    def batch_done(self, filled: Part, timings: Mapping[str, Timing]) -> None:
         self._batches += 1
         if self._batches <= MAX_BATCHES:
             now = time.time()
-            self._undrawn.append((filled.number, filled.rows, laps, now))
+            self._undrawn.append((filled.number, filled.rows, timings, now))
             if len(self._undrawn) >= DRAW_BATCHES or now - self._undrawn[0][3] > DRAW_SECONDS:
                 self._draw()
 
-    def published(self, lap: Lap) -> None:
-        self._span.part("publish", began=lap.began, ended=lap.began + lap.seconds)
+    def published(self, timing: Timing) -> None:
+        self._span.part("publish", began=timing.began, ended=timing.began + timing.seconds)
 
     def retrying(self, attempt: int, error: str) -> None:
         self._span.event("retrying", {"vitrina.attempt": attempt, "exception.message": error})
 
-    def ended(self, outcome: Outcome, counters: Counters) -> None:
+    def ended(self, outcome: RunOutcome, counters: Counters) -> None:
         self._draw()
         self._span.end(
             attributes={
@@ -70,10 +70,10 @@ class RunTrace(Onlooker):
 
     def _draw(self) -> None:
         undrawn, self._undrawn = self._undrawn, []
-        for number, rows, laps, ended in undrawn:
+        for number, rows, timings, ended in undrawn:
             attributes = {"vitrina.batch_no": number, "vitrina.rows": rows}
-            began = min(lap.began for lap in laps.values())
+            began = min(timing.began for timing in timings.values())
             batch = self._span.part("batch", began=began, ended=ended, attributes=attributes)
-            for stage, lap in laps.items():
-                if lap.seconds >= SHORTEST_STAGE_SECONDS:
-                    self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)
+            for stage, timing in timings.items():
+                if timing.seconds >= SHORTEST_STAGE_SECONDS:
+                    self._span.part(stage, began=timing.began, ended=timing.began + timing.seconds, of=batch)

@@ -7,16 +7,16 @@ import psycopg
 
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.observe import tracing
-from vitrina.observe.kept_session import KeptSession
 from vitrina.observe.lineage import RunLineage
 from vitrina.observe.lineage_sender import LineageSender
 from vitrina.observe.monitoring import MetastoreCollector
-from vitrina.observe.notifications import Courier
-from vitrina.observe.observer import Onlooker
+from vitrina.observe.notifications import Notifier
+from vitrina.observe.observer import RunObserver
 from vitrina.observe.probes import ProbeServer
 from vitrina.observe.prometheus import Instruments
 from vitrina.observe.run_logs import LineKeeper
 from vitrina.observe.run_trace import RunTrace
+from vitrina.observe.shared_session import SharedSession
 from vitrina.settings import Settings
 from vitrina.store import database, migrate, runners
 from vitrina.store.leases import Claim
@@ -26,7 +26,7 @@ STALLED_SECONDS = 60.0
 PROBE_CONNECT_SECONDS = 3
 
 
-class Lookout:
+class Telemetry:
     """Run threads beside the work; a run never waits for them."""
 
     def __init__(self, settings: Settings, runner_id: UUID) -> None:
@@ -34,9 +34,9 @@ class Lookout:
         self._runner_id = runner_id
         self.instruments = Instruments()
         self.instruments.capacity.set(settings.concurrency)
-        self._session = KeptSession(settings)
+        self._session = SharedSession(settings)
         self._lines = LineKeeper(settings, self._session.turn, on_dropped=self.instruments.lines_dropped.inc)
-        self._courier = Courier(settings, self.instruments, self._session.turn)
+        self._notifier = Notifier(settings, self.instruments, self._session.turn)
         self._tracing = tracing.start("vitrina-runner")
         wants_lineage = settings.lineage_url or settings.lineage_file
         self._lineage = LineageSender(settings, self.instruments, self._session.turn) if wants_lineage else None
@@ -50,15 +50,15 @@ class Lookout:
     def start(self) -> None:
         self.looked_around()
         self._lines.start()
-        self._courier.start()
+        self._notifier.start()
         if self._lineage:
             self._lineage.start()
         if self._probes:
             self._probes.start()
 
-    def onlookers(self, claim: Claim) -> list[Onlooker]:
+    def observers(self, claim: Claim) -> list[RunObserver]:
         """Create the observers of a run, besides its metrics."""
-        found: list[Onlooker] = []
+        found: list[RunObserver] = []
         if self._tracing:
             found.append(RunTrace(self._tracing, claim))
         if self._lineage:
@@ -77,7 +77,7 @@ class Lookout:
             self._tracing.stop()
         if self._lineage:
             self._lineage.stop()
-        self._courier.stop()
+        self._notifier.stop()
         self._lines.stop()
         if self._probes:
             self._probes.stop()

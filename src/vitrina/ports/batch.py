@@ -58,7 +58,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
-class Lap:
+class Timing:
     """A stage of a batch: when it first began, as a Unix time, and the time spent in it."""
 
     began: float
@@ -69,7 +69,7 @@ class Stopwatch:
     """Where the time of one batch goes: `read`, `transform`, `stage`, `index`. What comes in pieces is added up."""
 
     def __init__(self) -> None:
-        self.laps: dict[str, Lap] = {}
+        self.timings: dict[str, Timing] = {}
 
     @contextmanager
     def lap(self, stage: str) -> Iterator[None]:
@@ -80,8 +80,8 @@ class Stopwatch:
             self.add(stage, time.monotonic() - started, began)
 
     def add(self, stage: str, seconds: float, began: float) -> None:
-        before = self.laps.get(stage)
-        self.laps[stage] = Lap(before.began, before.seconds + seconds) if before else Lap(began, seconds)
+        before = self.timings.get(stage)
+        self.timings[stage] = Timing(before.began, before.seconds + seconds) if before else Timing(began, seconds)
 
     def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
         """Take the next piece, and add the time that it took."""
@@ -183,7 +183,7 @@ class Part:
     # What has arrived, when steps have changed the number of rows.
     staged: int | None = None
     letters: tuple[DeadLetter, ...] = ()
-    laps: Mapping[str, Lap] = field(default_factory=dict)
+    timings: Mapping[str, Timing] = field(default_factory=dict)
     # The batches before it were read from an older snapshot.
     reopened: bool = False
     # Rows and documents that were left behind before, and came through now: by their letters' names.

@@ -38,7 +38,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What became of one check, as the history of runs keeps it."""
 
     name: str
@@ -46,14 +46,14 @@ class Outcome:
     result: Result
     found: Found
 
-    def __add__(self, other: "Outcome") -> "Outcome":
+    def __add__(self, other: "CheckOutcome") -> "CheckOutcome":
         """Add what another batch of the same run gave."""
         one, two = self.found, other.found
         result = max(self.result, other.result, key=_RESULTS.index)
         if one.rows is None or two.rows is None:
-            return Outcome(self.name, self.kind, result, two)
+            return CheckOutcome(self.name, self.kind, result, two)
         examples = (*one.examples, *two.examples)[:MAX_EXAMPLES]
-        return Outcome(self.name, self.kind, result, Found.of_rows(one.rows + two.rows, examples))
+        return CheckOutcome(self.name, self.kind, result, Found.of_rows(one.rows + two.rows, examples))
 
     def as_dict(self) -> dict[str, Any]:
         found = self.found
@@ -66,7 +66,7 @@ class Outcome:
 class Judgement:
     """What came of judging some rows, or a load."""
 
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[CheckOutcome, ...] = ()
     # Rows that are left out.
     letters: tuple[DeadLetter, ...] = ()
     # Rows that were left out before and came through now, by the names of their letters.
@@ -118,14 +118,14 @@ class Checks:
         """Tell whether rows that break it are left out; of an accepted one they are published."""
         return check.severity == "reject" and check.called not in self.accepted
 
-    def outcome(self, check: RowCheck | SetCheck, found: Found, *, rejected_before: int = 0) -> Outcome:
+    def outcome(self, check: RowCheck | SetCheck, found: Found, *, rejected_before: int = 0) -> CheckOutcome:
         """Decide what becomes of what was found."""
         result: Result = "passed"
         if found.broken:
             result = "accepted" if check.called in self.accepted else _BY_SEVERITY[check.severity]
         if result == "rejected" and isinstance(check, RowCheck) and _too_many(check, found, rejected_before):
             result = "failed"
-        return Outcome(check.called, str(getattr(check, "kind", "")), result, found)
+        return CheckOutcome(check.called, str(getattr(check, "kind", "")), result, found)
 
     def count(self, check: RowCount, rows: int) -> Found:
         """Hold a number of rows against limits and against the runs before."""
@@ -175,7 +175,7 @@ def of_age(check: Freshness, seconds: float | None) -> Found:
 When = Literal["run.check_failed", "run.check_failed_batch", "run.check_failed_after"]
 
 
-def refuse_failed(checks: Checks, outcomes: Iterable[Outcome], when: When) -> None:
+def refuse_failed(checks: Checks, outcomes: Iterable[CheckOutcome], when: When) -> None:
     """Raise `CheckFailed` with everything that was found, if one of them failed."""
     known = tuple(outcomes)
     failed = [outcome for outcome in known if outcome.result == "failed"]
@@ -186,9 +186,9 @@ def refuse_failed(checks: Checks, outcomes: Iterable[Outcome], when: When) -> No
         raise CheckFailed(say(when, found=first.found.message, more=more, **names), known)
 
 
-def guard_outcome(name: str, message: str, result: Result = "failed") -> Outcome:
+def guard_outcome(name: str, message: str, result: Result = "failed") -> CheckOutcome:
     """Tell of a guard that every pipeline has, when it refused a load."""
-    return Outcome(name, data_checks.SHRINK, result, Found(message, broken=True))
+    return CheckOutcome(name, data_checks.SHRINK, result, Found(message, broken=True))
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ class RowImage(NamedTuple):
     key_text: str
     key: Key
     image: int | None  # None: the source says that there shall be no such row
-    young: bool
+    in_flight: bool
 
     @property
     def position(self) -> tuple[int, bytes]:
@@ -36,13 +36,13 @@ class Extent:
     """What `quick` asks of a side."""
 
     rows: int
-    young: int
+    in_flight: int
     least: dict[str, str | None]
     greatest: dict[str, str | None]
 
 
-class Side(Protocol):
-    """Rows of the source, or of the mart. `young` rows are those that the mart may not have yet."""
+class ComparableSide(Protocol):
+    """Rows of the source, or of the mart. Rows in flight are those that the mart may not have yet."""
 
     @property
     def key_names(self) -> Sequence[str]:
@@ -99,7 +99,7 @@ class Difference:
     kind: Kind
     place: int
     key: Key
-    young: bool
+    in_flight: bool
     source_image: int | None
     target_image: int | None
 
@@ -149,7 +149,7 @@ class Looked(Protocol):
     def rows(
         self, found: Checkpoint, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
     ) -> "Iterator[tuple[pa.Table, bool]]":
-        """Read the source again, through the steps, in tables whose rows are all young, or all not.
+        """Read the source again, through the steps, in tables whose rows are all in flight, or all not.
 
         `found` tells their age. `in_order`: of several rows with one key the latest comes last. A source that cannot
         give a sample gives all.
@@ -171,7 +171,7 @@ class Comparison(Protocol):
         """Say what a full comparison proves here."""
         ...
 
-    def sides(self, found: Checkpoint) -> AbstractContextManager[tuple[Side, Side]]:
+    def sides(self, found: Checkpoint) -> AbstractContextManager[tuple[ComparableSide, ComparableSide]]:
         """Open source and target. They are read in this order: checkpoint, target, source."""
         ...
 
@@ -180,7 +180,7 @@ class Comparison(Protocol):
 class ComparesKeys(Protocol):
     """A comparison that can leave out everything but the keys."""
 
-    def key_sides(self, found: Checkpoint) -> AbstractContextManager[tuple[Side, Side]]:
+    def key_sides(self, found: Checkpoint) -> AbstractContextManager[tuple[ComparableSide, ComparableSide]]:
         """Open source and target as `sides` does, for their keys alone."""
         ...
 
@@ -231,7 +231,7 @@ class Rescans(Protocol):
     def rows_by_age(
         self, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
     ) -> "Iterator[tuple[int, pa.Table, bool]]":
-        """Yield all rows, or a random sample, with the number of their batch and whether they are young."""
+        """Yield all rows, or a random sample, with the number of their batch and whether they are in flight."""
         ...
 
     def extent(self, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.checks import Outcome
+from vitrina.ports.checks import CheckOutcome
 from vitrina.ports.schema import Column
 from vitrina.ports.target import Load, Loading
 
@@ -52,7 +52,7 @@ class DataDifference:
     stay: int | None = None
     # Rows that steps or checks would leave out.
     rejected: int = 0
-    checks: Sequence[Outcome] = ()
+    checks: Sequence[CheckOutcome] = ()
     # Why the run would publish nothing.
     refusals: Sequence[str] = ()
     # What could not be looked at.

@@ -29,11 +29,11 @@ class Document(NamedTuple):
 
     id: str
     content: Mapping[str, Any] | None
-    young: bool = False
+    in_flight: bool = False
     problem: str | None = None
 
 
-class Shelf(Protocol):
+class DocumentStore(Protocol):
     """Where documents are: an index, or a query whose rows become documents."""
 
     def opened(self) -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ class Shelf(Protocol):
 class DocumentSide:
     """Documents, compared field by field. `fields` None: whatever they have. A field that is null is not there."""
 
-    shelf: Shelf
+    store: DocumentStore
     fields: Sequence[str] | None
     # One id may come several times, the last one counts.
     repeats: bool = False
@@ -66,10 +66,10 @@ class DocumentSide:
     listed_at_once = LISTED_AT_ONCE
 
     def snapshot(self) -> AbstractContextManager[None]:
-        return self.shelf.opened()
+        return self.store.opened()
 
     def extent(self) -> Extent:
-        return self.shelf.extent()
+        return self.store.extent()
 
     def total(self) -> tuple[int, str]:
         rows, sums = self._summed()
@@ -87,7 +87,7 @@ class DocumentSide:
         """Read the documents once to answer all questions about sums."""
         if self._sums is None:
             rows, sums = [0] * (_FINEST_MASK + 1), [0] * (_FINEST_MASK + 1)
-            for document in self.shelf.documents(in_order=False):
+            for document in self.store.documents(in_order=False):
                 if document.content is not None:
                     bucket = place_of(document.id) & _FINEST_MASK
                     rows[bucket] += 1
@@ -99,7 +99,7 @@ class DocumentSide:
         wanted = frozenset(buckets)
         found = (
             document
-            for document in self.shelf.documents(in_order=self.repeats)
+            for document in self.store.documents(in_order=self.repeats)
             if place_of(document.id) & mask in wanted
         )
         return self._sorted(found)
@@ -107,7 +107,7 @@ class DocumentSide:
     def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
         ids = [key[0] for key in keys]
         self._looked_up = {}
-        found = self.shelf.with_ids(frozenset(ids))
+        found = self.store.with_ids(frozenset(ids))
         return self._sorted(found if len(ids) > _KEPT_CONTENTS else self._keeping(found, ids))
 
     def _keeping(self, documents: Iterator[Document], ids: Sequence[str]) -> Iterator[Document]:
@@ -129,17 +129,19 @@ class DocumentSide:
             if document.id in images and not self.repeats:
                 raise BadKey(f"the id {document.id} comes more than once; an index has one document per id")
             image = None if document.content is None else self._image(document)
-            images[document.id] = RowImage(place_of(document.id), document.id, (document.id,), image, document.young)
+            images[document.id] = RowImage(
+                place_of(document.id), document.id, (document.id,), image, document.in_flight
+            )
         return iter(sorted(images.values(), key=lambda image: image.position))
 
     def random_keys(self, count: int) -> list[Key]:
-        return [(found,) for found in self.shelf.random_ids(count)]
+        return [(found,) for found in self.store.random_ids(count)]
 
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
         ids = [key[0] for key in keys]
         if any(one not in self._looked_up for one in ids):
             self._looked_up = dict.fromkeys(ids) | {
-                document.id: document for document in self.shelf.with_ids(frozenset(ids))
+                document.id: document for document in self.store.with_ids(frozenset(ids))
             }
         found = {one: self._looked_up[one] for one in ids}
         return {

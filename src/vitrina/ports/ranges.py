@@ -55,7 +55,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledRange:
     """What an attempt has brought. It does not count until the runner accepts the part."""
 
     part: Part
@@ -70,7 +70,7 @@ class Result:
     """The end of one attempt: what it has brought, or why it has not."""
 
     task: Task
-    filled: Filled | None = None
+    filled: FilledRange | None = None
     error: BaseException | None = None
     # The worker ended without an answer: the range may be tried again, under another number.
     is_lost: bool = False
@@ -101,7 +101,7 @@ class Engine(Protocol):
 class Filler(Protocol):
     """A handle that was opened in a worker: fills ranges, one after the other."""
 
-    def fill(self, task: Task, progressed: Callable[[int], None]) -> Filled:
+    def fill(self, task: Task, progressed: Callable[[int], None]) -> FilledRange:
         """Bring the rows of one range as one part. `progressed` is told the rows of each batch: a sign of life."""
         ...
 

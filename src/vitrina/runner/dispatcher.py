@@ -21,7 +21,7 @@ from vitrina.errors import (
 )
 from vitrina.loads.control import Paused, RunControl, Stopping
 from vitrina.observe import logs, tracing
-from vitrina.observe.observer import Invitation, Onlooker, Outcome, nobody
+from vitrina.observe.observer import ObserverFactory, RunObserver, RunOutcome, no_observers
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.executor import PipelineExecutor
@@ -43,33 +43,33 @@ class PipelineDispatcher:
         self,
         settings: Settings,
         instruments: Instruments | None = None,
-        onlookers: Invitation = nobody,
+        observers: ObserverFactory = no_observers,
         pool: SessionPool | None = None,
     ) -> None:
         self._settings = settings
         self._instruments = instruments or Instruments()
-        self._onlookers = onlookers
+        self._observers = observers
         self._executor = PipelineExecutor(settings, pool)
 
     def work(self, claim: Claim, control: RunControl) -> None:
         """Run the claim, trying again where that may help; whatever happens is on record afterwards."""
         names = {"pipeline": claim.name, "pipeline_id": str(claim.pipeline_id), "run_id": str(claim.run_id)}
-        onlookers = self._onlookers(claim)
-        trace_id = _trace_id(claim, onlookers)
+        observers = self._observers(claim)
+        trace_id = _trace_id(claim, observers)
         with structlog.contextvars.bound_contextvars(
             **names, epoch=claim.epoch, **({"trace_id": trace_id} if trace_id else {})
         ):
-            meter = RunMeter(RunTally(self._instruments, claim.name), onlookers)
+            meter = RunMeter(RunTally(self._instruments, claim.name), observers)
             self._work(claim, control, meter, structlog.get_logger())
 
     def _work(self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger) -> None:
         log.info("run.started", trigger=claim.row["requested_trigger"], version=claim.version)
         _tell_move(Status.RUN_REQUESTED, Status.RUNNING)
         started = time.monotonic()
-        outcome = Outcome("FAILED")
+        outcome = RunOutcome("FAILED")
         try:
             status = self._try_until_done(claim, control, meter, log)
-            outcome = Outcome("PAUSED" if status is Status.PAUSED else "SUCCESS")
+            outcome = RunOutcome("PAUSED" if status is Status.PAUSED else "SUCCESS")
             _tell_move(Status.RUNNING, status)
             log.info(
                 "run.ended",
@@ -79,26 +79,26 @@ class PipelineDispatcher:
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
         except Stopping:
-            outcome = Outcome("CANCELLED")
+            outcome = RunOutcome("CANCELLED")
             log.info("run.given_back")
             self._insist(lambda connection: leases.give_back(connection, claim), control, log)
         except TargetTaken as exc:
             # What stands in the way is on record now: the next claim waits for it.
-            outcome = Outcome("CANCELLED")
+            outcome = RunOutcome("CANCELLED")
             reason = (exc.code, exc.message)
             log.info("run.target_taken", error=exc.message)
             self._insist(lambda connection: leases.give_back(connection, claim, *reason), control, log)
         except LeaseLost as exc:
-            outcome = Outcome("LOST", exc.code, exc.message)
+            outcome = RunOutcome("LOST", exc.code, exc.message)
             meter.tally.lost_lease()
             log.warning("run.lease_lost", error=exc.message)
         except Disconnected as exc:
-            outcome = Outcome("LOST", exc.code, exc.message)
+            outcome = RunOutcome("LOST", exc.code, exc.message)
             meter.tally.failed(exc.code)
             log.warning("run.disconnected", error=exc.message, sqlstate=database.sqlstate_of(exc))
             self._surrender(claim, control, exc.message, log)
         except (RunError, RequestError, ConfigError, CannotConnect) as exc:
-            outcome = Outcome("FAILED", exc.code, exc.message)
+            outcome = RunOutcome("FAILED", exc.code, exc.message)
             meter.tally.failed(exc.code)
             log.error(
                 "run.failed",
@@ -114,7 +114,7 @@ class PipelineDispatcher:
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
             message = say("run.internal", kind=type(exc).__name__, message=logs.masked(str(exc), self._settings))
-            outcome = Outcome("FAILED", "internal", message)
+            outcome = RunOutcome("FAILED", "internal", message)
             meter.tally.failed("internal")
             log.exception("run.crashed", attempt=meter.attempt)
             self._insist(_failing(claim, meter, "internal", message), control, log)
@@ -262,9 +262,9 @@ class PipelineDispatcher:
         )
 
 
-def _trace_id(claim: Claim, onlookers: Sequence[Onlooker]) -> str | None:
+def _trace_id(claim: Claim, observers: Sequence[RunObserver]) -> str | None:
     """Find the trace of a run, also when this runner makes no traces: the caller who requested the run may."""
-    made = (onlooker.trace_id for onlooker in onlookers if onlooker.trace_id)
+    made = (observer.trace_id for observer in observers if observer.trace_id)
     return next(made, None) or tracing.trace_id_of(claim.row.get("traceparent"))
 
 

@@ -15,7 +15,7 @@ from vitrina import failpoints
 from vitrina.errors import CannotConnect, ConfigError, FeedLost, LeaseLost, VitrinaError
 from vitrina.ports import registry
 from vitrina.ports.live import Feed, FollowedDatabase, Published, Transaction
-from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
+from vitrina.runner.watchdog import SILENCE_SECONDS, SessionWatchdog, silence_limit
 from vitrina.settings import Settings, feed_variable
 from vitrina.store import database, feed_owner, feeds
 from vitrina.store.database import Connection
@@ -48,10 +48,10 @@ class _Stopping(Exception):
 class FeedKeeper:
     """All feeds of one runner. Called by the runner's loop and heartbeat; nothing here blocks them."""
 
-    def __init__(self, settings: Settings, runner_id: UUID, watch: Watch) -> None:
+    def __init__(self, settings: Settings, runner_id: UUID, watchdog: SessionWatchdog) -> None:
         self._settings = settings
         self._runner_id = runner_id
-        self._watch = watch
+        self._watchdog = watchdog
         self._owners: dict[UUID, FeedOwner] = {}
         self._lock = threading.Lock()
 
@@ -62,7 +62,7 @@ class FeedKeeper:
             return
         for claim in feed_owner.claim_free(connection, self._runner_id, self._settings.lease_ttl_seconds, names):
             failpoints.hit("feed.claimed")
-            owner = FeedOwner(claim, self._settings, self._watch)
+            owner = FeedOwner(claim, self._settings, self._watchdog)
             with self._lock:
                 self._owners[claim.claim_id] = owner
             owner.start()
@@ -104,7 +104,7 @@ class _Due:
 
 
 @dataclass
-class _Wish:
+class _CatchUp:
     """A place in the log that followers wait for."""
 
     upto: int = 0
@@ -123,16 +123,16 @@ class _Known:
     stored_upto: int = 0
     # Followers that wait until transactions that began before their tables were published have ended.
     settling: dict[UUID, tuple[Follower, int]] = field(default_factory=dict)
-    wish: _Wish = field(default_factory=_Wish)
+    catch_up: _CatchUp = field(default_factory=_CatchUp)
 
 
 class FeedOwner:
     """The thread that owns one feed, until its lease is lost, the runner ends, or no pipeline follows any more."""
 
-    def __init__(self, claim: FeedClaim, settings: Settings, watch: Watch) -> None:
+    def __init__(self, claim: FeedClaim, settings: Settings, watchdog: SessionWatchdog) -> None:
         self._claim = claim
         self._settings = settings
-        self._watch = watch
+        self._watchdog = watchdog
         self._stop = threading.Event()
         self._lost = threading.Event()
         self._discard: str | None = None
@@ -258,7 +258,7 @@ class FeedOwner:
     def _source(self, url: str) -> Iterator[FollowedDatabase]:
         source = registry.feeds().open(url, self._claim.names, self._settings)
         try:
-            with self._watch.over(source.session, _SOURCE_SILENCE_SECONDS):
+            with self._watchdog.watch(source.session, _SOURCE_SILENCE_SECONDS):
                 yield source
         finally:
             source.close()
@@ -271,7 +271,7 @@ class FeedOwner:
             connect_timeout_seconds=self._settings.connect_timeout_seconds,
         )
         try:
-            with self._watch.over(connection, 3 * SILENCE_SECONDS):
+            with self._watchdog.watch(connection, 3 * SILENCE_SECONDS):
                 yield connection
         finally:
             with suppress(psycopg.Error):
@@ -344,7 +344,7 @@ class _Pump:
                 self._tidy_up()
 
     def _patience(self) -> float:
-        if self._known.wish.upto:
+        if self._known.catch_up.upto:
             return WRITE_OUT_SECONDS / 2
         return SETTLING_SECONDS if self._known.settling else IDLE_SECONDS
 
@@ -395,25 +395,25 @@ class _Pump:
                 continue
             if not wanted:
                 self._catalog_due.at = 0.0
-            elif int(wanted) > self._known.wish.upto:
-                self._known.wish = _Wish(int(wanted), time.monotonic())
+            elif int(wanted) > self._known.catch_up.upto:
+                self._known.catch_up = _CatchUp(int(wanted), time.monotonic())
 
     def _grant(self) -> None:
         """Note how far everything is stored when somebody waits for it; have the source write out what it holds back.
 
         Records of transactions that are still open need not be on disk, and the log is sent from there alone.
         """
-        wish = self._known.wish
-        if not wish.upto:
+        catch_up = self._known.catch_up
+        if not catch_up.upto:
             return
-        if self._feed.position >= wish.upto:
+        if self._feed.position >= catch_up.upto:
             self._advance()
-            self._known.wish = _Wish()
-        elif not wish.written_out and time.monotonic() - wish.since > WRITE_OUT_SECONDS:
-            wish.written_out = True
+            self._known.catch_up = _CatchUp()
+        elif not catch_up.written_out and time.monotonic() - catch_up.since > WRITE_OUT_SECONDS:
+            catch_up.written_out = True
             self._source.write_out()
-        elif time.monotonic() - wish.since > FIGURES_SECONDS:
-            self._known.wish = _Wish()  # whoever waited has given up, and will ask again
+        elif time.monotonic() - catch_up.since > FIGURES_SECONDS:
+            self._known.catch_up = _CatchUp()  # whoever waited has given up, and will ask again
 
     # --- tables ------------------------------------------------------------------------------------------------------
 

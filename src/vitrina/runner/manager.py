@@ -21,13 +21,13 @@ from vitrina import failpoints
 from vitrina.errors import CannotConnect, OtherVersion
 from vitrina.loads import local_pool, steps
 from vitrina.loads.control import RunControl, clock
-from vitrina.observe.telemetry import Lookout
+from vitrina.observe.telemetry import Telemetry
 from vitrina.ports import registry
 from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.feeds import FeedKeeper
-from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
+from vitrina.runner.watchdog import SILENCE_SECONDS, SessionWatchdog, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import coverage, database, leases, migrate, recovery, requests, run_after, runners, session_limits
@@ -53,11 +53,13 @@ class PipelineManager:
     def __init__(self, settings: Settings) -> None:
         self.runner_id: UUID = uuid4()
         self._settings = settings
-        self._lookout = Lookout(settings, self.runner_id)
+        self._telemetry = Telemetry(settings, self.runner_id)
         self._pool = SessionPool(
             most=_KEPT_SESSIONS_PER_RUN * settings.concurrency, idle_seconds=settings.keep_sessions_seconds
         )
-        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers, self._pool)
+        self._dispatcher = PipelineDispatcher(
+            settings, self._telemetry.instruments, self._telemetry.observers, self._pool
+        )
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
         self._connectors: list[dict[str, Any]] = []
@@ -75,15 +77,15 @@ class PipelineManager:
         self._followers = ThreadPoolExecutor(settings.followers, thread_name_prefix="follow")
         self._follower_slots = threading.Semaphore(settings.followers)
         self._following: set[UUID] = set()
-        self._desk = threading.Semaphore(1)
-        self._desk_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
+        self._request_slot = threading.Semaphore(1)
+        self._request_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
         self._housekeeper = housekeeping.Housekeeper(settings)
         self._next_look = 0.0
-        self._watch = Watch(self._runs_at_work)
-        self._feeds = FeedKeeper(settings, self.runner_id, self._watch)
+        self._watchdog = SessionWatchdog(self._runs_at_work)
+        self._feeds = FeedKeeper(settings, self.runner_id, self._watchdog)
         # Wakes the loop from our own threads and from signals: a byte, not a session.
-        self._bell, self._ringer = socket.socketpair()
-        self._ringer.setblocking(False)
+        self._wakeup_recv, self._wakeup_send = socket.socketpair()
+        self._wakeup_send.setblocking(False)
 
     def run_forever(self) -> None:
         """Work until SIGTERM or SIGINT: the first drains, the second leaves at once."""
@@ -93,8 +95,8 @@ class PipelineManager:
         self._check_start()
         heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         heartbeat.start()
-        self._watch.start()
-        self._lookout.start()
+        self._watchdog.start()
+        self._telemetry.start()
         forking.templates.keep()
         local_pool.templates.keep()
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
@@ -110,7 +112,7 @@ class PipelineManager:
     def stop(self) -> None:
         """Ask for a drain; `run_forever` returns when the current batches are done."""
         self._shutdown.set()
-        self._ring()
+        self._wake()
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._shutdown.is_set():
@@ -136,7 +138,7 @@ class PipelineManager:
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set():
-            self._lookout.looked_around()
+            self._telemetry.looked_around()
             try:
                 with self._metastore("manager", settings=self._limits) as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -145,14 +147,14 @@ class PipelineManager:
                         self._sleep(connection)
             except (CannotConnect, psycopg.Error) as exc:
                 self._log.warning("runner.metastore_lost", error=" ".join(str(exc).split()))
-                self._await_bell()
+                self._await_wakeup()
 
     def _tick(self, connection: Connection) -> None:
         """Do what was requested at once, and the rest once in a poll interval, however often the runner is woken."""
-        self._lookout.looked_around()
+        self._telemetry.looked_around()
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
-        self._lookout.instruments.running.set(self._runs_held)
+        self._telemetry.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
         self._do(self._claim_requested, connection)
         if clock() >= self._next_look:
@@ -192,15 +194,15 @@ class PipelineManager:
         """Wait until a request arrives, a slot is free, or the poll interval is over."""
         if list(connection.notifies(timeout=0)):
             return  # something was asked for while we looked around
-        self._await_bell(connection.fileno())
+        self._await_wakeup(connection.fileno())
 
-    def _await_bell(self, *others: int) -> None:
+    def _await_wakeup(self, *others: int) -> None:
         """Wait without `_shutdown.wait`: a signal that comes while this thread holds its lock would never get it."""
         left = self._next_look - clock()
         seconds = left if left > 0 else self._settings.poll_seconds
-        ready, _, _ = select.select([self._bell.fileno(), *others], [], [], seconds)
-        if self._bell.fileno() in ready:
-            self._bell.recv(4096)
+        ready, _, _ = select.select([self._wakeup_recv.fileno(), *others], [], [], seconds)
+        if self._wakeup_recv.fileno() in ready:
+            self._wakeup_recv.recv(4096)
 
     def _claim_requested(self, connection: Connection) -> None:
         """Take what waits. While nothing does, that is one question and no transaction."""
@@ -285,12 +287,12 @@ class PipelineManager:
                 follows = claim.claim_id in self._following
                 self._following.discard(claim.claim_id)
             (self._follower_slots if follows else self._slots).release()
-            self._ring()
+            self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         """Look for work now rather than at the next poll."""
         with suppress(BlockingIOError):  # it is ringing already
-            self._ringer.send(b"!")
+            self._wakeup_send.send(b"!")
 
     @property
     def _runs_held(self) -> int:
@@ -305,7 +307,7 @@ class PipelineManager:
     def _recover(self, connection: Connection) -> int:
         recovered = recovery.recover_expired(connection, max_attempts=self._settings.max_attempts)
         for row in recovered:
-            self._lookout.took_over(row["name"])
+            self._telemetry.took_over(row["name"])
             self._log.warning(
                 "pipeline.recovered",
                 pipeline=row["name"],
@@ -320,21 +322,21 @@ class PipelineManager:
 
     def _perform_requests(self, connection: Connection) -> None:
         """Perform one request at a time, beside the runs and without delaying claims."""
-        if self._shutdown.is_set() or not self._desk.acquire(blocking=False):
+        if self._shutdown.is_set() or not self._request_slot.acquire(blocking=False):
             return
         try:
             request = requests.claim_next(
                 connection, self.runner_id, self._settings.lease_ttl_seconds, covers=self._covers
             )
         except BaseException:
-            self._desk.release()
+            self._request_slot.release()
             raise
         if request is None:
-            self._desk.release()
+            self._request_slot.release()
             return
         with self._claims_lock:
             self._requests.add(request["id"])
-        self._desk_worker.submit(self._perform, request)
+        self._request_worker.submit(self._perform, request)
 
     def _perform(self, request: dict[str, Any]) -> None:
         try:
@@ -343,14 +345,14 @@ class PipelineManager:
                 requests.finish(connection, request["id"], self.runner_id, result=result, error=error)
                 if request["kind"] == "plan":
                     name = runner_requests.pipeline_of(request, connection)
-                    self._lookout.instruments.planned(result, name)
+                    self._telemetry.instruments.planned(result, name)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("request.unfinished", request_id=str(request["id"]), error=" ".join(str(exc).split()))
         finally:
             with self._claims_lock:
                 self._requests.discard(request["id"])
-            self._desk.release()
-            self._ring()
+            self._request_slot.release()
+            self._wake()
 
     @contextmanager
     def _hold(self, claim: Claim, claimed_at: float) -> Iterator[RunControl]:
@@ -420,10 +422,10 @@ class PipelineManager:
         """Finish or drop the current batches, release the leases, then remove the runner from the list."""
         self._log.info("runner.draining", running=len(self._claims))
         self._shutdown.set()
-        self._watch.drain(DRAIN_SECONDS)
+        self._watchdog.drain(DRAIN_SECONDS)
         self._workers.shutdown(wait=False)
         self._followers.shutdown(wait=False)
-        self._desk_worker.shutdown(wait=False, cancel_futures=True)
+        self._request_worker.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + DRAIN_SECONDS + LEAVE_SECONDS
         while self._claims and time.monotonic() < end:
             time.sleep(0.02)
@@ -436,9 +438,9 @@ class PipelineManager:
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("runner.not_signed_off", error=" ".join(str(exc).split()))
         self._pool.close()
-        self._watch.stop()
+        self._watchdog.stop()
         self._log.info("runner.stopped", left_behind=len(self._claims))
-        self._lookout.stop()
+        self._telemetry.stop()
         forking.templates.close()
         local_pool.templates.close()
         if self._claims or self._requests:
@@ -461,7 +463,7 @@ class PipelineManager:
                 connect_timeout_seconds=self._settings.connect_timeout_seconds,
                 settings=settings,
             ) as connection,
-            self._watch.over(connection, silence_limit_seconds),
+            self._watchdog.watch(connection, silence_limit_seconds),
         ):
             database.read_json_cut(connection)
             yield connection

@@ -53,13 +53,13 @@ class OnceRunner(PipelineManager):
             self.run_forever()
         finally:
             self._workers.shutdown(wait=True)  # a run that has just ended rings once more
-            self._bell.close()
-            self._ringer.close()
+            self._wakeup_recv.close()
+            self._wakeup_send.close()
         return self._ending or Ending.STOPPED
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set() and self._ending is None:
-            self._lookout.looked_around()
+            self._telemetry.looked_around()
             try:
                 with self._metastore("manager") as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -71,7 +71,7 @@ class OnceRunner(PipelineManager):
                 if isinstance(exc, psycopg.Error) and not database.is_passing(exc):
                     raise
                 self._log.warning("runner.metastore_lost", error=" ".join(str(exc).split()))
-                self._await_bell()
+                self._await_wakeup()
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class OnceRunner(PipelineManager):
         that was requested. If another runner takes it up, its outcome is ours.
         """
         while not self._shutdown.is_set():
-            self._lookout.looked_around()
+            self._telemetry.looked_around()
             migrate.require_current(connection)
             self._leave_cancelled(connection)
             self._recover(connection)

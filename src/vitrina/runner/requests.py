@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from vitrina import judging
+from vitrina import revalidation
 from vitrina.checks import data_plan, delete_scan, previews, reconcile
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
@@ -146,7 +146,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     """Return the first rows after the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
-    judged = judging.judge_reading(definition, settings)
+    judged = revalidation.revalidate_reading(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
     sizes = previews.Sizes(limit, previews.MAX_BYTES)
@@ -174,13 +174,13 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
             )
         )
     _require_tables(asked["connection"], settings)
-    wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
+    preferences = suggestions.Preferences(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
         queries.installed().waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
         database.translated(f"looking at {asked['schema']}.{asked['table']}"),
     ):
-        made = suggestions.propose(reader.connection, settings, source, asked.get("target"), wishes)
+        made = suggestions.propose(reader.connection, settings, source, asked.get("target"), preferences)
     return {"definition": made.definition, "guarantee": made.guarantee, "reasons": list(made.reasons)}
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from vitrina.loads.control import RunControl, clock
 from vitrina.store.database import Connection
-from vitrina.store.sessions import Line
+from vitrina.store.sessions import SessionHandle
 
 INTERVAL_SECONDS = 0.25
 # A runner's own statements take milliseconds: a server that is silent for so long is not there.
@@ -24,13 +24,13 @@ def silence_limit(statement_timeout_seconds: float) -> float:
     return 2 * statement_timeout_seconds + SILENCE_SECONDS
 
 
-class Watch:
+class SessionWatchdog:
     """Watch over the sessions of a runner in one thread. `runs` returns the current ones."""
 
     def __init__(self, runs: Callable[[], Iterable[RunControl]]) -> None:
         self._runs = runs
-        self._own: dict[Line, float] = {}
-        self._busy_since: dict[Line, float] = {}
+        self._own: dict[SessionHandle, float] = {}
+        self._busy_since: dict[SessionHandle, float] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._drain_until: float | None = None
@@ -50,9 +50,9 @@ class Watch:
         self._drain_until = clock() + seconds
 
     @contextmanager
-    def over(self, connection: Connection, limit_seconds: float) -> Iterator[None]:
+    def watch(self, connection: Connection, limit_seconds: float) -> Iterator[None]:
         """Watch a session of the runner itself, whose statements are short."""
-        line = Line(connection)
+        line = SessionHandle(connection)
         with self._lock:
             self._own[line] = limit_seconds
         try:
@@ -72,7 +72,7 @@ class Watch:
             for run in runs:
                 self._enforce(run)
 
-    def _end_silent(self, limits: dict[Line, float]) -> None:
+    def _end_silent(self, limits: dict[SessionHandle, float]) -> None:
         now = clock()
         self._busy_since = {line: self._busy_since.get(line, now) for line in limits if line.is_busy}
         for line, since in self._busy_since.items():

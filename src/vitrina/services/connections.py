@@ -2,7 +2,7 @@
 
 import re
 
-from vitrina import answers, sealing
+from vitrina import schemas, sealing
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.observe import logs
 from vitrina.ports import registry
@@ -26,22 +26,22 @@ def names(connection: Connection, settings: Settings) -> list[str]:
     return sorted({DEFAULT_CONNECTION, *settings.connections, *kept_connections.list_names(connection)})
 
 
-def list_all(connection: Connection, settings: Settings) -> list[answers.Connection]:
+def list_all(connection: Connection, settings: Settings) -> list[schemas.Connection]:
     users = kept_connections.list_users(connection)
     kept = {row["name"]: row for row in kept_connections.list_all(connection)}
     return [_answer(settings, name, kept.get(name), users.get(name, [])) for name in names(connection, settings)]
 
 
-def get(connection: Connection, settings: Settings, name: str) -> answers.Connection:
+def get(connection: Connection, settings: Settings, name: str) -> schemas.Connection:
     return next(found for found in list_all(connection, settings) if found.name == name)
 
 
-def _answer(settings: Settings, name: str, row: Row | None, used_by: list[str]) -> answers.Connection:
+def _answer(settings: Settings, name: str, row: Row | None, used_by: list[str]) -> schemas.Connection:
     if row is None or name in settings.connections:
         opened_by = settings.connector_of(name)
-        return answers.Connection(name=name, connector=opened_by, set_in="environment", pipelines=used_by)
+        return schemas.Connection(name=name, connector=opened_by, set_in="environment", pipelines=used_by)
     connector = registry.installed().of_scheme(row["scheme"])
-    return answers.Connection(
+    return schemas.Connection(
         name=name,
         connector=connector.name if connector else None,
         set_in="metastore",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from vitrina import answers
+from vitrina import schemas
 from vitrina.ports import registry
 from vitrina.sentences import say
 from vitrina.settings import Settings
@@ -14,14 +14,14 @@ from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 
-def list_all(connection: Connection, settings: Settings) -> list[answers.Connector]:
+def list_all(connection: Connection, settings: Settings) -> list[schemas.Connector]:
     """List the connectors installed here and those that live runners report, by name. A runner's description wins."""
     found: dict[str, dict[str, Any]] = {
         name: {**connector.describe(), "runners": 0} for name, connector in registry.installed().connectors.items()
     }
     for row in runners.list_connectors(connection, stale_after_seconds=settings.lease_ttl_seconds):
         found[row["name"]] = {**row["described"], "runners": row["runners"]}
-    return [answers.Connector.model_validate(found[name]) for name in sorted(found)]
+    return [schemas.Connector.model_validate(found[name]) for name in sorted(found)]
 
 
 def waiting(connection: Connection, settings: Settings, only: Iterable[Row] | None = None) -> dict[UUID, str]:

@@ -6,10 +6,10 @@ from functools import lru_cache
 from pydantic import ValidationError
 
 from vitrina import sqlguard, targets
-from vitrina.answers import Graph, GraphEdge, GraphNode
 from vitrina.definition import Definition
 from vitrina.errors import InvalidQuery
 from vitrina.ports import registry
+from vitrina.schemas import Graph, GraphEdge, GraphNode
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import SqlPolicy
 from vitrina.store import databases, pipelines, run_after, runs
@@ -135,7 +135,7 @@ class _Drawing:
 def _tables(query: str, policy: SqlPolicy) -> tuple[tuple[str, str], ...]:
     """List the tables that the query really reads. A query that may not run reads none."""
     try:
-        return tuple(dict.fromkeys(sqlguard.judge(query, policy).tables))
+        return tuple(dict.fromkeys(sqlguard.check(query, policy).tables))
     except InvalidQuery:
         return ()
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from vitrina import answers
+from vitrina import schemas
 from vitrina.observe import monitoring
 from vitrina.settings import Settings
-from vitrina.store import figures
 from vitrina.store import home as statements
+from vitrina.store import metrics
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
@@ -20,32 +20,32 @@ LOOKED_AT_RUNS = 2_000
 SHOWN_UPCOMING = 10
 
 
-def home(connection: Connection, settings: Settings, *, hours: int) -> answers.Home:
+def home(connection: Connection, settings: Settings, *, hours: int) -> schemas.Home:
     totals = statements.totals(connection, stale_after_seconds=settings.lease_ttl_seconds)
     attention = [*statements.list_attention(connection, limit=SHOWN_OF_A_KIND), *_stale(connection)]
     activity = _by_pipeline(statements.list_activity(connection, hours=hours, limit=LOOKED_AT_RUNS))
-    return answers.Home(
+    return schemas.Home(
         at=totals["at"],
         hours=hours,
         pipelines=sum(totals["statuses"].values()),
         statuses=totals["statuses"],
         dead_letters=totals["dead_letters"],
-        attention=[answers.Attention.model_validate(row) for row in _worst_first(attention)],
+        attention=[schemas.Attention.model_validate(row) for row in _worst_first(attention)],
         attention_counts={row["kind"]: row["total"] for row in attention},
         activity=activity[:SHOWN_PIPELINES],
         activity_left_out=max(len(activity) - SHOWN_PIPELINES, 0),
         upcoming=[
-            answers.UpcomingRun.model_validate(row)
+            schemas.UpcomingRun.model_validate(row)
             for row in statements.list_upcoming(connection, limit=SHOWN_UPCOMING)
         ],
-        runners=answers.Workforce.model_validate(totals),
+        runners=schemas.Workforce.model_validate(totals),
     )
 
 
 def _stale(connection: Connection) -> Iterator[Row]:
     """Find marts that are older than their `options.max_lag_seconds` allows, the most overdue first."""
     found = []
-    for row in figures.list_oldest(connection, only_limited=True):
+    for row in metrics.list_oldest(connection, only_limited=True):
         seconds, limit = monitoring.lag_seconds(row), monitoring.lag_limit_seconds(row)
         if seconds is not None and limit is not None and seconds > limit:
             found.append({"pipeline_id": row["id"], "pipeline": row["name"], "seconds": seconds, "limit": limit})
@@ -58,16 +58,16 @@ def _worst_first(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: KINDS.index(row["kind"]))
 
 
-def _by_pipeline(newest_first: Iterable[Row]) -> list[answers.Activity]:
+def _by_pipeline(newest_first: Iterable[Row]) -> list[schemas.Activity]:
     """Group runs into one line per pipeline, the one that ran last first, with the oldest run of a line first."""
     runs: dict[str, list[Row]] = {}
     for row in newest_first:
         runs.setdefault(row["pipeline"], []).append(row)
     return [
-        answers.Activity(
+        schemas.Activity(
             pipeline_id=found[0]["pipeline_id"],
             pipeline=name,
-            runs=[answers.ActivityRun.model_validate(run) for run in reversed(found)],
+            runs=[schemas.ActivityRun.model_validate(run) for run in reversed(found)],
         )
         for name, found in runs.items()
     ]

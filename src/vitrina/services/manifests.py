@@ -7,9 +7,9 @@ from uuid import UUID
 
 import psycopg
 
-from vitrina.answers import ApplyReport, FieldChange, ManifestChange
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, FieldError, Invalid
+from vitrina.schemas import ApplyReport, FieldChange, ManifestChange
 from vitrina.sentences import say
 from vitrina.services import data_plans, manifest_files, pipelines, policy, run_after, versions
 from vitrina.services import labels as label_rules

@@ -213,7 +213,7 @@ def _check_problems(definition: Definition, settings: Settings) -> list[FieldErr
     for place, check in enumerate(definition.checks):
         if isinstance(check, data_checks.Asked):
             try:
-                judged = sqlguard.judge(check.select, settings.sql_policy, given=data_checks.names_given(check))
+                judged = sqlguard.check(check.select, settings.sql_policy, given=data_checks.names_given(check))
             except InvalidQuery as exc:
                 message = say("definition.check_query", name=check.called, message=exc.message)
                 found.append(FieldError(f"checks.{place}", message, exc.code))
@@ -224,8 +224,8 @@ def _check_problems(definition: Definition, settings: Settings) -> list[FieldErr
     return found
 
 
-def judge(query: str, settings: Settings) -> sqlguard.Judged:
-    return sqlguard.judge(query, settings.sql_policy)
+def judge(query: str, settings: Settings) -> sqlguard.CheckedQuery:
+    return sqlguard.check(query, settings.sql_policy)
 
 
 def _connection_problems(definition: Definition, settings: Settings, metastore: Connection | None) -> list[FieldError]:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from vitrina import answers, status
+from vitrina import schemas, status
 from vitrina.sentences import say
 from vitrina.services import advice, connectors, run_after
 from vitrina.settings import Settings
@@ -13,14 +13,14 @@ from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 
-def pipeline_status(connection: Connection, settings: Settings, row: Row) -> answers.PipelineStatus:
+def pipeline_status(connection: Connection, settings: Settings, row: Row) -> schemas.PipelineStatus:
     run = runs.find_current(connection, row["id"])
     load = run if run is None or runs.is_load(run) else runs.find_latest_load(connection, row["id"])
     checkpoint = state.find(connection, row["id"])
     summary = runs.summarise(connection, row["id"])
     recent, now = _recent(summary), summary["now"]
     is_over = row["status"] in status.ACTIVE and row["lease_until"] is not None and row["lease_until"] < now
-    return answers.PipelineStatus(
+    return schemas.PipelineStatus(
         pipeline_id=row["id"],
         pipeline=row["name"],
         status=row["status"],
@@ -38,7 +38,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         last_load=run_answer(load) if load else None,
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         following=_following(now, row, run, checkpoint) if not is_over else None,
-        checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
+        checkpoint=schemas.Checkpoint.model_validate(checkpoint) if checkpoint else None,
         lag=_lag(connection, now, row, checkpoint, recent.last_success_at, load=load),
         waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
         hold=row["hold"],
@@ -48,19 +48,19 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
     )
 
 
-def lag(connection: Connection, row: Row) -> answers.Lag:
+def lag(connection: Connection, row: Row) -> schemas.Lag:
     summary = runs.summarise(connection, row["id"])
     return _lag(connection, summary["now"], row, state.find(connection, row["id"]), summary["last_success_at"])
 
 
-def checkpoint(connection: Connection, row: Row) -> answers.Checkpoint:
+def checkpoint(connection: Connection, row: Row) -> schemas.Checkpoint:
     """Return the checkpoint, which is empty for a pipeline that never ran."""
-    return answers.Checkpoint.model_validate(state.find(connection, row["id"]) or {"pipeline_id": row["id"]})
+    return schemas.Checkpoint.model_validate(state.find(connection, row["id"]) or {"pipeline_id": row["id"]})
 
 
-def run_answer(run: Row) -> answers.Run:
+def run_answer(run: Row) -> schemas.Run:
     seconds = float(run["seconds"])
-    return answers.Run.model_validate(
+    return schemas.Run.model_validate(
         run
         | {
             "duration_seconds": round(seconds, 3),
@@ -70,20 +70,20 @@ def run_answer(run: Row) -> answers.Run:
     )
 
 
-def _runner(connection: Connection, settings: Settings, row: Row) -> answers.RunnerName | None:
+def _runner(connection: Connection, settings: Settings, row: Row) -> schemas.RunnerName | None:
     if row["runner_id"] is None:
         return None
     found = runners.find(connection, row["runner_id"], stale_after_seconds=settings.lease_ttl_seconds)
-    return answers.RunnerName.model_validate(found) if found else None
+    return schemas.RunnerName.model_validate(found) if found else None
 
 
-def _progress(run: Row) -> answers.Progress:
+def _progress(run: Row) -> schemas.Progress:
     seconds, read = float(run["seconds"]), int(run["rows_read"])
     rate = _rate(read, seconds)
     estimate = run["metrics"].get("rows_estimate")
     estimate = int(estimate) if isinstance(estimate, int | float) and estimate > 0 else None
     left = max(estimate - read, 0) if estimate is not None else None
-    return answers.Progress(
+    return schemas.Progress(
         rows_read=read,
         rows_written=run["rows_written"],
         batches=run["batches"],
@@ -97,11 +97,11 @@ def _progress(run: Row) -> answers.Progress:
     )
 
 
-def _following(now: datetime, row: Row, run: Row | None, found: Row | None) -> answers.Following | None:
+def _following(now: datetime, row: Row, run: Row | None, found: Row | None) -> schemas.Following | None:
     """Say how old a live pipeline's target is, unless a full load is under way."""
     follows = row["status"] in status.ACTIVE and run is not None and run["metrics"].get("following")
     as_of = live_as_of(row, found) if follows else None
-    return answers.Following(as_of=as_of, lag_seconds=_age(now, as_of) or 0.0) if as_of else None
+    return schemas.Following(as_of=as_of, lag_seconds=_age(now, as_of) or 0.0) if as_of else None
 
 
 def live_as_of(row: Row, found: Row | None) -> datetime | None:
@@ -110,13 +110,13 @@ def live_as_of(row: Row, found: Row | None) -> datetime | None:
     return _as_time(place.get("as_of")) if isinstance(place, dict) else None
 
 
-def _last_error(row: Row, run: Row | None) -> answers.LastError | None:
+def _last_error(row: Row, run: Row | None) -> schemas.LastError | None:
     failed_run = run if run and run["error_message"] and run["status"] == RunStatus.FAILED else None
     if row["status"] != Status.FAILED and not (failed_run and row["status"] not in status.ACTIVE):
         return None
     code = failed_run["error_code"] if failed_run else None
     message = (failed_run["error_message"] if failed_run else None) or row["last_error"] or say("run.no_message")
-    return answers.LastError(
+    return schemas.LastError(
         code=code or "error",
         message=message,
         next_step=advice.next_step(code, message),
@@ -125,9 +125,9 @@ def _last_error(row: Row, run: Row | None) -> answers.LastError | None:
     )
 
 
-def _recent(found: Row) -> answers.RecentRuns:
+def _recent(found: Row) -> schemas.RecentRuns:
     judged = found["succeeded"] + found["failed"]
-    return answers.RecentRuns.model_validate(
+    return schemas.RecentRuns.model_validate(
         found | {"success_rate": round(found["succeeded"] / judged, 4) if judged else None}
     )
 
@@ -140,7 +140,7 @@ def _lag(
     last_success_at: datetime | None,
     *,
     load: Row | None = None,
-) -> answers.Lag:
+) -> schemas.Lag:
     """Say how far the target is behind. `load`: its latest run that reads the source, where that is known."""
     safe_upto = found["safe_upto"] if found else None
     cursor_time = _as_time(safe_upto)
@@ -148,7 +148,7 @@ def _lag(
     if success is None and last_success_at:
         success = runs.find_last_success(connection, row["id"])
     as_of = live_as_of(row, found)
-    return answers.Lag(
+    return schemas.Lag(
         pipeline_id=row["id"],
         pipeline=row["name"],
         last_success_at=last_success_at,

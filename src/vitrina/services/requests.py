@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
-from vitrina import answers
+from vitrina import schemas
 from vitrina.errors import FieldError, NotFound
 from vitrina.sentences import say
 from vitrina.services import audit, labels, policy, steps, versions
@@ -130,7 +130,7 @@ def somebody_works(connection: Connection, settings: Settings) -> bool:
     return runners.count_alive(connection, stale_after_seconds=settings.lease_ttl_seconds) > 0
 
 
-def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> answers.ValidationReport:
+def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> schemas.ValidationReport:
     """Report what can be said without a source: form, target, query, connections, and whether the steps are known."""
     wanted_labels, fields = labels.split(fields)
     definition, found = policy.parse_piecemeal(fields)
@@ -148,7 +148,7 @@ def static_report(connection: Connection, settings: Settings, fields: dict[str, 
 _NOBODY_WORKS = say("warning.nobody_works")
 
 
-def what_to_ask(report: answers.ValidationReport, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+def what_to_ask(report: schemas.ValidationReport, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Choose what to ask a runner about a draft: all of it if it is complete, else its query, else nothing."""
     _, definition = labels.split(fields)
     if report.valid:
@@ -171,7 +171,7 @@ def _query_of(fields: dict[str, Any]) -> tuple[str, Any]:
     return "source_query", fields.get("source_query")
 
 
-def with_findings(report: answers.ValidationReport, fields: dict[str, Any] | None = None) -> answers.ValidationReport:
+def with_findings(report: schemas.ValidationReport, fields: dict[str, Any] | None = None) -> schemas.ValidationReport:
     """Add the runner's error to ours. `fields` is the draft that it is about."""
     if report.deep is None or report.deep.error is None:
         return report
@@ -184,7 +184,7 @@ def with_findings(report: answers.ValidationReport, fields: dict[str, Any] | Non
     path = _PATHS.get(code, "")
     if path == "source_query" and fields is not None:
         path, _ = _query_of(fields)
-    found = answers.FieldProblem(path=path, message=message, code=code, **place)
+    found = schemas.FieldProblem(path=path, message=message, code=code, **place)
     return report.model_copy(update={"valid": False, "errors": [*report.errors, found]})
 
 
@@ -199,6 +199,6 @@ _PATHS = {
 }
 
 
-def _report(found: list[FieldError], warnings: list[str]) -> answers.ValidationReport:
-    errors = [answers.FieldProblem.model_validate(vars(error)) for error in found]
-    return answers.ValidationReport(valid=not errors, errors=errors, warnings=warnings)
+def _report(found: list[FieldError], warnings: list[str]) -> schemas.ValidationReport:
+    errors = [schemas.FieldProblem.model_validate(vars(error)) for error in found]
+    return schemas.ValidationReport(valid=not errors, errors=errors, warnings=warnings)

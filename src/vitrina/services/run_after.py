@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from uuid import UUID
 
-from vitrina import answers
+from vitrina import schemas
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, InvalidField
 from vitrina.sentences import Sentence, say
@@ -60,10 +60,10 @@ def refuse_removal(connection: Connection, row: Row, *, also_removed: Collection
         raise Conflict(say("pipeline.others_wait", name=row["name"], waiting=", ".join(waiting[:10])))
 
 
-def waits_for(connection: Connection, row: Row) -> list[answers.WaitsFor]:
+def waits_for(connection: Connection, row: Row) -> list[schemas.WaitsFor]:
     """List each pipeline that this one runs after."""
     return [
-        answers.WaitsFor.model_validate(edge | {"arrived": edge["arrived_run_id"] is not None, "message": _said(edge)})
+        schemas.WaitsFor.model_validate(edge | {"arrived": edge["arrived_run_id"] is not None, "message": _said(edge)})
         for edge in run_after.list_upstreams(connection, row["id"])
     ]
 

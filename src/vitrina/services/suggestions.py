@@ -57,7 +57,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Preferences:
     """What the author has decided already; the rest is suggested."""
 
     name: str | None = None
@@ -78,11 +78,13 @@ def find_table(connection: Connection, schema: str, name: str) -> Table:
     return found
 
 
-def propose(session: Connection, settings: Settings, source: Source, target: str | None, wishes: Wishes) -> Suggestion:
+def propose(
+    session: Connection, settings: Settings, source: Source, target: str | None, preferences: Preferences
+) -> Suggestion:
     """Suggest the pipeline that copies the table, and check it against this installation's rules."""
     connection, schema, name = source
     table = find_table(session, schema, name)
-    made = suggest(table, target or target_for(table, default_schema(settings)), wishes, connection)
+    made = suggest(table, target or target_for(table, default_schema(settings)), preferences, connection)
     policy.check(policy.parse(made.definition), settings)
     return made
 
@@ -96,25 +98,25 @@ def default_schema(settings: Settings) -> str:
     raise ConfigError(f"say where to write with --to: allowed are {settings.allowed_targets}")
 
 
-def suggest(table: Table, target: str, wishes: Wishes, connection: str = DEFAULT_CONNECTION) -> Suggestion:
+def suggest(table: Table, target: str, preferences: Preferences, connection: str = DEFAULT_CONNECTION) -> Suggestion:
     """Make a pipeline that fills `target` with a copy of the table."""
-    key, reasons = _key(table, wishes.key)
-    cursor = _cursor(table, wishes)
-    mode = "incremental" if cursor else "live" if wishes.mode == "live" else "full"
+    key, reasons = _key(table, preferences.key)
+    cursor = _cursor(table, preferences)
+    mode = "incremental" if cursor else "live" if preferences.mode == "live" else "full"
     definition: dict[str, Any] = {
-        "name": wishes.name or name_for(target),
+        "name": preferences.name or name_for(target),
         "description": f"A copy of {table}.",
         **({"source_connection": connection} if connection != DEFAULT_CONNECTION else {}),
         "source_query": query_of(table),
         "target_table": target,
         "target_key": list(key),
         "mode": mode,
-        "schedule_interval": wishes.schedule or EVERY[mode],
+        "schedule_interval": preferences.schedule or EVERY[mode],
     }
     if mode == "live":
         return Suggestion(definition, "exact", (reasons, say("suggestion.live")))
     if cursor is None:
-        return Suggestion(definition, "exact", (reasons, *_why_full(table, wishes)))
+        return Suggestion(definition, "exact", (reasons, *_why_full(table, preferences)))
     definition["incremental_key"] = cursor.name
     identity = _identity(table, key)
     if identity:
@@ -165,14 +167,14 @@ def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
     )
 
 
-def _cursor(table: Table, wishes: Wishes) -> Column | None:
+def _cursor(table: Table, preferences: Preferences) -> Column | None:
     """Choose the column with the time of a row's last change. Return None when everything has to be read each time."""
-    if wishes.cursor:
-        return _require_column(table, wishes.cursor, "--cursor")
-    if wishes.mode in ("full", "live"):
+    if preferences.cursor:
+        return _require_column(table, preferences.cursor, "--cursor")
+    if preferences.mode in ("full", "live"):
         return None
     found = sorted(_candidates(table), key=lambda column: _rank(table, column))
-    if not found and wishes.mode == "incremental":
+    if not found and preferences.mode == "incremental":
         raise ConfigError(
             f"{table} has no column that looks like the time of a row's last change: name one with --cursor, or leave"
             " --mode incremental out"
@@ -195,8 +197,10 @@ def _rank(table: Table, column: Column) -> tuple[bool, bool, int, bool]:
     return not table.is_moved_by_trigger(column.name), column.type != CLOCKS[0], telling, not column.is_indexed
 
 
-def _why_full(table: Table, wishes: Wishes) -> tuple[str, ...]:
-    first = say("suggestion.full_as_said") if wishes.mode == "full" else say("suggestion.full_no_cursor", table=table)
+def _why_full(table: Table, preferences: Preferences) -> tuple[str, ...]:
+    first = (
+        say("suggestion.full_as_said") if preferences.mode == "full" else say("suggestion.full_no_cursor", table=table)
+    )
     return (
         first,
         say("suggestion.full_equals"),

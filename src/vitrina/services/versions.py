@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitrina.answers import FieldChange
 from vitrina.definition import Definition
 from vitrina.errors import NotFound
+from vitrina.schemas import FieldChange
 from vitrina.sentences import say
 from vitrina.services import audit
 from vitrina.services.callers import Caller

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vitrina.sentences import say
-from vitrina.sqlguard import queries, stamps, tables
+from vitrina.sqlguard import queries, tables, volatile
 from vitrina.sqlguard.extensions import KNOWN
-from vitrina.sqlguard.reading import Reading
-from vitrina.sqlguard.stamps import UNKNOWN
+from vitrina.sqlguard.parser import Parser
 from vitrina.sqlguard.tokens import Kind, Token, position, refuse, tokenize
+from vitrina.sqlguard.volatile import UNKNOWN
 
-__all__ = ["Judged", "SqlPolicy", "judge", "place", "render", "render_parts"]
+__all__ = ["CheckedQuery", "SqlPolicy", "check", "place", "render", "render_parts"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SqlPolicy:
 
 
 @dataclass(frozen=True)
-class Judged:
+class CheckedQuery:
     """A query that may run, and what it uses."""
 
     text: str  # the author's text without comments at its ends and without the closing semicolon
@@ -51,7 +51,7 @@ class Judged:
     begins_at: tuple[int, int] = (1, 1)  # line and column of `text` in what the author wrote
 
 
-def judge(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> Judged:
+def check(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> CheckedQuery:
     """Raise InvalidQuery unless the query only reads what the policy allows.
 
     `given`: names without a schema that stand for rows, because the query will be run under a WITH that names them.
@@ -60,7 +60,7 @@ def judge(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> Judged:
         what = say("query.too_long", most=policy.max_length)
         refuse(sql, 0, "length", what, say("query.shorten"))
     tokens = tokenize(sql)
-    reading = Reading(
+    parser = Parser(
         sql,
         tokens,
         allowed_schemas=policy.allowed_schemas,
@@ -68,20 +68,20 @@ def judge(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> Judged:
         trusted=tuple(KNOWN[name] for name in policy.extensions if name in KNOWN),
     )
     for name in given:
-        reading.scope.name(name, UNKNOWN)
-    _refuse_other_statements(reading)
-    has_with = queries.read_with(reading)
-    body = reading.token
-    columns = queries.read_rest_of_query(reading, queries.read_term(reading))
-    _refuse_second_statement(reading)
-    tables.refuse_unresolved(reading)
+        parser.scope.name(name, UNKNOWN)
+    _refuse_other_statements(parser)
+    has_with = queries.read_with(parser)
+    body = parser.token
+    columns = queries.read_rest_of_query(parser, queries.read_term(parser))
+    _refuse_second_statement(parser)
+    tables.refuse_unresolved(parser)
     start, end = _ends(tokens)
-    return Judged(
+    return CheckedQuery(
         text=sql[start:end],
-        tables=tuple(reading.found.tables),
-        functions=frozenset(reading.found.functions),
-        parameters=frozenset(reading.found.parameters),
-        volatile_columns=stamps.stamp_names(columns),
+        tables=tuple(parser.found.tables),
+        functions=frozenset(parser.found.functions),
+        parameters=frozenset(parser.found.parameters),
+        volatile_columns=volatile.stamp_names(columns),
         has_with=has_with,
         body_start=body.start - start,
         parameter_spans=tuple(
@@ -91,18 +91,18 @@ def judge(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> Judged:
     )
 
 
-def render(judged: Judged, placeholders: Mapping[str, str]) -> str:
+def render(judged: CheckedQuery, placeholders: Mapping[str, str]) -> str:
     """Write the author's text unchanged, except for SQL such as `$1::timestamptz` in place of :since and :until."""
     return _replaced(judged, 0, len(judged.text), placeholders)
 
 
-def render_parts(judged: Judged, placeholders: Mapping[str, str]) -> tuple[str, str]:
+def render_parts(judged: CheckedQuery, placeholders: Mapping[str, str]) -> tuple[str, str]:
     """Write the WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
     with_clause = _replaced(judged, 0, judged.body_start, placeholders)
     return with_clause, _replaced(judged, judged.body_start, len(judged.text), placeholders)
 
 
-def place(judged: Judged, placeholders: Mapping[str, str], offset: int) -> tuple[int, int]:
+def place(judged: CheckedQuery, placeholders: Mapping[str, str], offset: int) -> tuple[int, int]:
     """Find line and column, in what the author wrote, of a character of `render(judged, placeholders)`."""
     grown = 0
     for start, end, name in judged.parameter_spans:
@@ -119,23 +119,23 @@ def place(judged: Judged, placeholders: Mapping[str, str], offset: int) -> tuple
     return line + first_line - 1, column + (first_column - 1 if line == 1 else 0)
 
 
-def _refuse_other_statements(reading: Reading) -> None:
-    if reading.token.kind is Kind.END:
-        reading.refuse("empty query", say("query.empty"), say("query.write_select"))
-    if not (reading.at("(") or queries.at_query(reading)):
-        shown = reading.token.value.upper() if reading.token.kind is Kind.WORD else reading.token.value
+def _refuse_other_statements(parser: Parser) -> None:
+    if parser.token.kind is Kind.END:
+        parser.refuse("empty query", say("query.empty"), say("query.write_select"))
+    if not (parser.at("(") or queries.at_query(parser)):
+        shown = parser.token.value.upper() if parser.token.kind is Kind.WORD else parser.token.value
         what = say("query.begins_with", word=shown)
-        reading.refuse(f"statement {shown}", what, say("query.one_select"))
+        parser.refuse(f"statement {shown}", what, say("query.one_select"))
 
 
-def _refuse_second_statement(reading: Reading) -> None:
+def _refuse_second_statement(parser: Parser) -> None:
     has_semicolon = False
-    while reading.take(";"):
+    while parser.take(";"):
         has_semicolon = True
-    if reading.token.kind is not Kind.END:
+    if parser.token.kind is not Kind.END:
         if has_semicolon:
-            reading.refuse("second statement", say("query.second"), say("query.keep_one"))
-        reading.refuse_unexpected()
+            parser.refuse("second statement", say("query.second"), say("query.keep_one"))
+        parser.refuse_unexpected()
 
 
 def _ends(tokens: list[Token]) -> tuple[int, int]:
@@ -146,7 +146,7 @@ def _ends(tokens: list[Token]) -> tuple[int, int]:
     return tokens[0].start, tokens[last].end
 
 
-def _replaced(judged: Judged, start: int, end: int, placeholders: Mapping[str, str]) -> str:
+def _replaced(judged: CheckedQuery, start: int, end: int, placeholders: Mapping[str, str]) -> str:
     pieces: list[str] = []
     for span_start, span_end, name in judged.parameter_spans:
         if start <= span_start < end:

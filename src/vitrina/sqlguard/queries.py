@@ -4,237 +4,237 @@ import math
 from dataclasses import replace
 
 from vitrina.sentences import say
-from vitrina.sqlguard import calls, expressions, stamps, tables, vocabulary
-from vitrina.sqlguard.reading import WRITES, Reading, Scope
-from vitrina.sqlguard.stamps import UNKNOWN, Columns, Sources, Target
+from vitrina.sqlguard import calls, expressions, tables, vocabulary, volatile
+from vitrina.sqlguard.parser import WRITES, Parser, Scope
 from vitrina.sqlguard.tokens import Kind
+from vitrina.sqlguard.volatile import UNKNOWN, Columns, Sources, Target
 
 _SET_OPERATIONS = ("union", "intersect", "except")
 _REST_OF_QUERY = (*_SET_OPERATIONS, "order", "limit", "offset", "fetch", "for")
 
 
-def at_query(reading: Reading) -> bool:
-    if reading.at_word("values"):
-        return reading.next_at("(")
-    return reading.at_word("select", "with", "table")
+def at_query(parser: Parser) -> bool:
+    if parser.at_word("values"):
+        return parser.next_at("(")
+    return parser.at_word("select", "with", "table")
 
 
-def read_query(reading: Reading) -> Columns:
+def read_query(parser: Parser) -> Columns:
     """Read [WITH ...] SELECT ... [ORDER BY ...] [LIMIT ...]."""
-    outer_scope = reading.scope
-    with reading.nested():
-        read_with(reading)
-        columns = read_rest_of_query(reading, read_term(reading))
-    reading.scope = outer_scope
+    outer_scope = parser.scope
+    with parser.nested():
+        read_with(parser)
+        columns = read_rest_of_query(parser, read_term(parser))
+    parser.scope = outer_scope
     return columns
 
 
-def read_with(reading: Reading) -> bool:
+def read_with(parser: Parser) -> bool:
     """Read the WITH clause, if there is one; its names stay in the scope until the caller restores it."""
-    if not reading.take_word("with"):
+    if not parser.take_word("with"):
         return False
-    is_recursive = reading.take_word("recursive")
+    is_recursive = parser.take_word("recursive")
     # Without RECURSIVE a name is seen behind its own query only.
-    reading.scope = Scope(reading.scope, {}, math.inf if is_recursive else 0)
-    reading.comma_separated(lambda: _common_table(reading, is_recursive=is_recursive))
+    parser.scope = Scope(parser.scope, {}, math.inf if is_recursive else 0)
+    parser.comma_separated(lambda: _common_table(parser, is_recursive=is_recursive))
     return True
 
 
-def read_term(reading: Reading) -> Columns:
+def read_term(parser: Parser) -> Columns:
     """Read one side of a set operation."""
-    if reading.at("("):
-        return _query_in_parentheses(reading)
-    if reading.take_word("select"):
-        return _select(reading)
-    if reading.at_word("values") and reading.next_at("("):
-        reading.advance()
-        reading.comma_separated(lambda: reading.in_parentheses(lambda: expressions.read_expressions(reading)))
+    if parser.at("("):
+        return _query_in_parentheses(parser)
+    if parser.take_word("select"):
+        return _select(parser)
+    if parser.at_word("values") and parser.next_at("("):
+        parser.advance()
+        parser.comma_separated(lambda: parser.in_parentheses(lambda: expressions.read_expressions(parser)))
         return UNKNOWN
-    if reading.take_word("table"):
-        return tables.read_table_name(reading)[1]
-    if reading.at_word(*WRITES):
-        reading.refuse_write()
-    return reading.refuse_unexpected("SELECT")
+    if parser.take_word("table"):
+        return tables.read_table_name(parser)[1]
+    if parser.at_word(*WRITES):
+        parser.refuse_write()
+    return parser.refuse_unexpected("SELECT")
 
 
-def at_rest_of_query(reading: Reading) -> bool:
-    return reading.at_word(*_REST_OF_QUERY)
+def at_rest_of_query(parser: Parser) -> bool:
+    return parser.at_word(*_REST_OF_QUERY)
 
 
-def read_rest_of_query(reading: Reading, columns: Columns = UNKNOWN) -> Columns:
+def read_rest_of_query(parser: Parser, columns: Columns = UNKNOWN) -> Columns:
     """Read what may follow the first term of a query: set operations, order, limit."""
-    while reading.take_word(*_SET_OPERATIONS):
-        reading.take_word("all", "distinct")
-        columns = stamps.merged(columns, read_term(reading))
-    if reading.at_word("order"):
-        read_order_by(reading)
-    while reading.at_word("limit", "offset", "fetch"):
-        _limit(reading)
-    if reading.at_word("for"):
-        strength = reading.peek().value.upper()
-        reading.refuse(f"FOR {strength}", say("query.locks", strength=strength), say("query.leave_out"))
+    while parser.take_word(*_SET_OPERATIONS):
+        parser.take_word("all", "distinct")
+        columns = volatile.merged(columns, read_term(parser))
+    if parser.at_word("order"):
+        read_order_by(parser)
+    while parser.at_word("limit", "offset", "fetch"):
+        _limit(parser)
+    if parser.at_word("for"):
+        strength = parser.peek().value.upper()
+        parser.refuse(f"FOR {strength}", say("query.locks", strength=strength), say("query.leave_out"))
     return columns
 
 
-def read_order_by(reading: Reading) -> None:
-    reading.expect_word("order")
-    reading.expect_word("by")
-    reading.comma_separated(lambda: _sort_item(reading))
+def read_order_by(parser: Parser) -> None:
+    parser.expect_word("order")
+    parser.expect_word("by")
+    parser.comma_separated(lambda: _sort_item(parser))
 
 
-def _query_in_parentheses(reading: Reading) -> Columns:
-    reading.expect("(")
-    columns = read_query(reading)
-    reading.expect(")")
+def _query_in_parentheses(parser: Parser) -> Columns:
+    parser.expect("(")
+    columns = read_query(parser)
+    parser.expect(")")
     return columns
 
 
-def _common_table(reading: Reading, *, is_recursive: bool) -> None:
-    name = reading.column_name()
-    aliases = reading.name_list() if reading.at("(") else []
-    reading.expect_word("as")
-    if reading.take_word("not"):
-        reading.expect_word("materialized")
+def _common_table(parser: Parser, *, is_recursive: bool) -> None:
+    name = parser.column_name()
+    aliases = parser.name_list() if parser.at("(") else []
+    parser.expect_word("as")
+    if parser.take_word("not"):
+        parser.expect_word("materialized")
     else:
-        reading.take_word("materialized")
-    columns = stamps.renamed(_query_in_parentheses(reading), aliases)
-    _search_and_cycle(reading)
-    reading.scope.name(name, columns)
+        parser.take_word("materialized")
+    columns = volatile.renamed(_query_in_parentheses(parser), aliases)
+    _search_and_cycle(parser)
+    parser.scope.name(name, columns)
     if not is_recursive:
-        reading.scope = replace(reading.scope, before=len(reading.scope.names))
+        parser.scope = replace(parser.scope, before=len(parser.scope.names))
 
 
-def _search_and_cycle(reading: Reading) -> None:
-    if reading.take_word("search"):
-        reading.expect_word("breadth", "depth")
-        reading.expect_word("first")
-        reading.expect_word("by")
-        reading.comma_separated(reading.column_name)
-        reading.expect_word("set")
-        reading.column_name()
-    if reading.take_word("cycle"):
-        reading.comma_separated(reading.column_name)
-        reading.expect_word("set")
-        reading.column_name()
-        if reading.take_word("to"):
-            expressions.read_expression(reading)
-            reading.expect_word("default")
-            expressions.read_expression(reading)
-        reading.expect_word("using")
-        reading.column_name()
+def _search_and_cycle(parser: Parser) -> None:
+    if parser.take_word("search"):
+        parser.expect_word("breadth", "depth")
+        parser.expect_word("first")
+        parser.expect_word("by")
+        parser.comma_separated(parser.column_name)
+        parser.expect_word("set")
+        parser.column_name()
+    if parser.take_word("cycle"):
+        parser.comma_separated(parser.column_name)
+        parser.expect_word("set")
+        parser.column_name()
+        if parser.take_word("to"):
+            expressions.read_expression(parser)
+            parser.expect_word("default")
+            expressions.read_expression(parser)
+        parser.expect_word("using")
+        parser.column_name()
 
 
 # --- SELECT ------------------------------------------------------------------------------------------------------
 
 
-def _select(reading: Reading) -> Columns:
-    if not reading.take_word("all") and reading.take_word("distinct") and reading.take_word("on"):
-        reading.in_parentheses(lambda: expressions.read_expressions(reading))
-    targets = _targets(reading)
-    _refuse_into(reading)
+def _select(parser: Parser) -> Columns:
+    if not parser.take_word("all") and parser.take_word("distinct") and parser.take_word("on"):
+        parser.in_parentheses(lambda: expressions.read_expressions(parser))
+    targets = _targets(parser)
+    _refuse_into(parser)
     sources: Sources = {}
-    if reading.take_word("from"):
-        tables.read_from(reading, sources)
-    if reading.take_word("where"):
-        expressions.read_expression(reading)
-    if reading.take_word("group"):
-        _group_by(reading)
-    if reading.take_word("having"):
-        expressions.read_expression(reading)
-    if reading.take_word("window"):
-        reading.comma_separated(lambda: _named_window(reading))
-    return stamps.output_columns(targets, sources)
+    if parser.take_word("from"):
+        tables.read_from(parser, sources)
+    if parser.take_word("where"):
+        expressions.read_expression(parser)
+    if parser.take_word("group"):
+        _group_by(parser)
+    if parser.take_word("having"):
+        expressions.read_expression(parser)
+    if parser.take_word("window"):
+        parser.comma_separated(lambda: _named_window(parser))
+    return volatile.output_columns(targets, sources)
 
 
-def _targets(reading: Reading) -> list[Target]:
-    _refuse_into(reading)
-    has_none = reading.at(")", ";") or reading.at_word("from", "where", "group", "having", *_REST_OF_QUERY)
-    if has_none or reading.token.kind is Kind.END:
+def _targets(parser: Parser) -> list[Target]:
+    _refuse_into(parser)
+    has_none = parser.at(")", ";") or parser.at_word("from", "where", "group", "having", *_REST_OF_QUERY)
+    if has_none or parser.token.kind is Kind.END:
         return []  # SELECT FROM t gives rows without columns, as EXISTS may want them
     targets: list[Target] = []
-    reading.comma_separated(lambda: targets.append(_target(reading)))
+    parser.comma_separated(lambda: targets.append(_target(parser)))
     return targets
 
 
-def _target(reading: Reading) -> Target:
-    if reading.take("*"):
+def _target(parser: Parser) -> Target:
+    if parser.take("*"):
         return Target(None, has_stamp_call=False, references=[], star_of="")
-    found = reading.found
+    found = parser.found
     references_before, stamps_before = len(found.references), found.stamp_calls
-    name = expressions.read_expression(reading)
+    name = expressions.read_expression(parser)
     references = found.references[references_before:]
     if name == expressions.STAR:
         return Target(None, has_stamp_call=False, references=[], star_of=references[-1].qualifier or expressions.STAR)
-    if reading.take_word("as"):
-        name = reading.label().value
-    elif _at_bare_label(reading):
-        name = reading.advance().value
+    if parser.take_word("as"):
+        name = parser.label().value
+    elif _at_bare_label(parser):
+        name = parser.advance().value
     return Target(name, found.stamp_calls > stamps_before, references)
 
 
-def _at_bare_label(reading: Reading) -> bool:
-    if reading.token.kind is Kind.WORD:
-        return reading.at_column_name() and reading.token.value not in vocabulary.LABELS_NEEDING_AS
-    return reading.token.kind is Kind.NAME
+def _at_bare_label(parser: Parser) -> bool:
+    if parser.token.kind is Kind.WORD:
+        return parser.at_column_name() and parser.token.value not in vocabulary.LABELS_NEEDING_AS
+    return parser.token.kind is Kind.NAME
 
 
-def _refuse_into(reading: Reading) -> None:
-    if reading.at_word("into"):
+def _refuse_into(parser: Parser) -> None:
+    if parser.at_word("into"):
         instead = say("query.target_says")
-        reading.refuse("SELECT INTO", say("query.select_into"), instead)
+        parser.refuse("SELECT INTO", say("query.select_into"), instead)
 
 
-def _group_by(reading: Reading) -> None:
-    reading.expect_word("by")
-    reading.take_word("all", "distinct")
-    reading.comma_separated(lambda: _group_item(reading))
+def _group_by(parser: Parser) -> None:
+    parser.expect_word("by")
+    parser.take_word("all", "distinct")
+    parser.comma_separated(lambda: _group_item(parser))
 
 
-def _group_item(reading: Reading) -> None:
-    if reading.take_words("grouping", "sets") or _take_before_parenthesis(reading, "rollup", "cube"):
-        reading.in_parentheses(lambda: reading.comma_separated(lambda: _group_item(reading)))
-    elif reading.at("(") and reading.next_at(")"):
-        reading.advance()
-        reading.advance()
+def _group_item(parser: Parser) -> None:
+    if parser.take_words("grouping", "sets") or _take_before_parenthesis(parser, "rollup", "cube"):
+        parser.in_parentheses(lambda: parser.comma_separated(lambda: _group_item(parser)))
+    elif parser.at("(") and parser.next_at(")"):
+        parser.advance()
+        parser.advance()
     else:
-        expressions.read_expression(reading)
+        expressions.read_expression(parser)
 
 
-def _take_before_parenthesis(reading: Reading, *words: str) -> bool:
-    return reading.next_at("(") and reading.take_word(*words)
+def _take_before_parenthesis(parser: Parser, *words: str) -> bool:
+    return parser.next_at("(") and parser.take_word(*words)
 
 
-def _named_window(reading: Reading) -> None:
-    reading.column_name()
-    reading.expect_word("as")
-    calls.read_window(reading)
+def _named_window(parser: Parser) -> None:
+    parser.column_name()
+    parser.expect_word("as")
+    calls.read_window(parser)
 
 
-def _sort_item(reading: Reading) -> None:
-    expressions.read_expression(reading)
-    if reading.at_word("using"):
-        reading.refuse("ORDER BY USING", say("query.order_using"), say("query.use_asc"))
-    reading.take_word("asc", "desc")
-    if reading.take_word("nulls"):
-        reading.expect_word("first", "last")
+def _sort_item(parser: Parser) -> None:
+    expressions.read_expression(parser)
+    if parser.at_word("using"):
+        parser.refuse("ORDER BY USING", say("query.order_using"), say("query.use_asc"))
+    parser.take_word("asc", "desc")
+    if parser.take_word("nulls"):
+        parser.expect_word("first", "last")
 
 
-def _limit(reading: Reading) -> None:
-    if reading.take_word("limit"):
-        if not reading.take_word("all"):
-            expressions.read_expression(reading)
-    elif reading.take_word("offset"):
-        expressions.read_expression(reading)
-        reading.take_word("row", "rows")
+def _limit(parser: Parser) -> None:
+    if parser.take_word("limit"):
+        if not parser.take_word("all"):
+            expressions.read_expression(parser)
+    elif parser.take_word("offset"):
+        expressions.read_expression(parser)
+        parser.take_word("row", "rows")
     else:
-        _fetch(reading)
+        _fetch(parser)
 
 
-def _fetch(reading: Reading) -> None:
-    reading.expect_word("fetch")
-    reading.expect_word("first", "next")
-    if not reading.at_word("row", "rows"):
-        expressions.read_prefixed_operand(reading)
-    reading.expect_word("row", "rows")
-    if not reading.take_words("with", "ties"):
-        reading.expect_word("only")
+def _fetch(parser: Parser) -> None:
+    parser.expect_word("fetch")
+    parser.expect_word("first", "next")
+    if not parser.at_word("row", "rows"):
+        expressions.read_prefixed_operand(parser)
+    parser.expect_word("row", "rows")
+    if not parser.take_words("with", "ties"):
+        parser.expect_word("only")

@@ -1,7 +1,7 @@
 """Reads the SQL/JSON functions and JSON_TABLE: values and types with a fixed set of words between them."""
 
 from vitrina.sqlguard import calls, expressions, queries, types
-from vitrina.sqlguard.reading import Reading
+from vitrina.sqlguard.parser import Parser
 from vitrina.sqlguard.tokens import Kind
 
 FUNCTIONS = (
@@ -18,129 +18,129 @@ FUNCTIONS = (
 )
 
 
-def read_function(reading: Reading) -> str:
-    name = reading.advance().value
-    reading.note_function(name)
-    reading.in_parentheses(lambda: _pieces(reading))
-    calls.read_after_call(reading)
+def read_function(parser: Parser) -> str:
+    name = parser.advance().value
+    parser.note_function(name)
+    parser.in_parentheses(lambda: _pieces(parser))
+    calls.read_after_call(parser)
     return name
 
 
-def read_table(reading: Reading) -> None:
+def read_table(parser: Parser) -> None:
     """Read JSON_TABLE (document, path COLUMNS (...))."""
-    reading.note_function(reading.advance().value)
-    reading.note_rows()
-    reading.in_parentheses(lambda: _table_pieces(reading))
+    parser.note_function(parser.advance().value)
+    parser.note_rows()
+    parser.in_parentheses(lambda: _table_pieces(parser))
 
 
-def _pieces(reading: Reading) -> None:
-    while not reading.at(")"):
-        _piece(reading)
+def _pieces(parser: Parser) -> None:
+    while not parser.at(")"):
+        _piece(parser)
 
 
-def _table_pieces(reading: Reading) -> None:
-    while not reading.at(")"):
-        if reading.take_word("columns"):
-            _columns(reading)
-        elif reading.take_word("as"):
-            reading.column_name()
+def _table_pieces(parser: Parser) -> None:
+    while not parser.at(")"):
+        if parser.take_word("columns"):
+            _columns(parser)
+        elif parser.take_word("as"):
+            parser.column_name()
         else:
-            _piece(reading)
+            _piece(parser)
 
 
-def _piece(reading: Reading) -> None:
-    if reading.take(",") or reading.take(":") or _clause(reading):
+def _piece(parser: Parser) -> None:
+    if parser.take(",") or parser.take(":") or _clause(parser):
         return
-    if reading.at_word("order"):
-        queries.read_order_by(reading)
-    elif queries.at_query(reading):
-        queries.read_query(reading)
+    if parser.at_word("order"):
+        queries.read_order_by(parser)
+    elif queries.at_query(parser):
+        queries.read_query(parser)
     else:
-        calls.read_argument(reading)
+        calls.read_argument(parser)
 
 
-def _clause(reading: Reading) -> bool:
+def _clause(parser: Parser) -> bool:
     """Read one of the clauses between the values; False when a value begins here."""
-    if reading.take_word("returning"):
-        types.read_type(reading)
-    elif reading.take_word("passing"):
-        reading.comma_separated(lambda: _passed(reading))
-    elif reading.take_word("default"):
-        expressions.read_expression(reading)
-        reading.expect_word("on")
-        reading.expect_word("empty", "error")
-    elif reading.take_words("format", "json"):
-        if reading.take_word("encoding"):
-            reading.column_name()
-    elif reading.at_word("value") and not reading.next_at(",", ")", ".", "(", "[", "::"):
-        reading.advance()
+    if parser.take_word("returning"):
+        types.read_type(parser)
+    elif parser.take_word("passing"):
+        parser.comma_separated(lambda: _passed(parser))
+    elif parser.take_word("default"):
+        expressions.read_expression(parser)
+        parser.expect_word("on")
+        parser.expect_word("empty", "error")
+    elif parser.take_words("format", "json"):
+        if parser.take_word("encoding"):
+            parser.column_name()
+    elif parser.at_word("value") and not parser.next_at(",", ")", ".", "(", "[", "::"):
+        parser.advance()
     else:
-        return _behaviour(reading) or _keys_and_wrapper(reading)
+        return _behaviour(parser) or _keys_and_wrapper(parser)
     return True
 
 
-def _passed(reading: Reading) -> None:
-    expressions.read_expression(reading)
-    reading.expect_word("as")
-    reading.label()
+def _passed(parser: Parser) -> None:
+    expressions.read_expression(parser)
+    parser.expect_word("as")
+    parser.label()
 
 
-def _behaviour(reading: Reading) -> bool:
+def _behaviour(parser: Parser) -> bool:
     """Read NULL ON NULL, ABSENT ON NULL, ERROR ON ERROR or EMPTY ARRAY ON EMPTY."""
-    if not reading.at_word("null", "absent", "error", "empty", "true", "false", "unknown"):
+    if not parser.at_word("null", "absent", "error", "empty", "true", "false", "unknown"):
         return False
-    if not (reading.next_at_word("on") or reading.at_word("empty")):
+    if not (parser.next_at_word("on") or parser.at_word("empty")):
         return False
-    reading.advance()
-    reading.take_word("array", "object")
-    reading.expect_word("on")
-    reading.expect_word("null", "empty", "error")
+    parser.advance()
+    parser.take_word("array", "object")
+    parser.expect_word("on")
+    parser.expect_word("null", "empty", "error")
     return True
 
 
-def _keys_and_wrapper(reading: Reading) -> bool:
+def _keys_and_wrapper(parser: Parser) -> bool:
     """Read WITH UNIQUE KEYS, WITHOUT ARRAY WRAPPER or OMIT QUOTES ON SCALAR STRING."""
-    if reading.take_words("keep", "quotes") or reading.take_words("omit", "quotes"):
-        if reading.take_words("on", "scalar"):
-            reading.expect_word("string")
+    if parser.take_words("keep", "quotes") or parser.take_words("omit", "quotes"):
+        if parser.take_words("on", "scalar"):
+            parser.expect_word("string")
         return True
-    if not reading.take_word("with", "without"):
+    if not parser.take_word("with", "without"):
         return False
-    if reading.take_word("unique"):
-        reading.take_word("keys")
+    if parser.take_word("unique"):
+        parser.take_word("keys")
     else:
-        reading.take_word("conditional", "unconditional")
-        reading.take_word("array")
-        reading.expect_word("wrapper")
+        parser.take_word("conditional", "unconditional")
+        parser.take_word("array")
+        parser.expect_word("wrapper")
     return True
 
 
-def _columns(reading: Reading) -> None:
-    reading.in_parentheses(lambda: reading.comma_separated(lambda: _column(reading)))
+def _columns(parser: Parser) -> None:
+    parser.in_parentheses(lambda: parser.comma_separated(lambda: _column(parser)))
 
 
-def _column(reading: Reading) -> None:
-    if reading.at_word("nested") and (reading.next_at_word("path") or reading.peek().kind is Kind.STRING):
-        _nested_columns(reading)
+def _column(parser: Parser) -> None:
+    if parser.at_word("nested") and (parser.next_at_word("path") or parser.peek().kind is Kind.STRING):
+        _nested_columns(parser)
         return
-    reading.column_name()
-    if reading.take_word("for"):
-        reading.expect_word("ordinality")
+    parser.column_name()
+    if parser.take_word("for"):
+        parser.expect_word("ordinality")
         return
-    types.read_type(reading)
-    reading.take_word("exists")
-    while not reading.at(",", ")"):
-        if reading.take_word("path"):
-            reading.expect_kind(Kind.STRING, "a string")
-        elif not _clause(reading):
-            reading.refuse_unexpected()
+    types.read_type(parser)
+    parser.take_word("exists")
+    while not parser.at(",", ")"):
+        if parser.take_word("path"):
+            parser.expect_kind(Kind.STRING, "a string")
+        elif not _clause(parser):
+            parser.refuse_unexpected()
 
 
-def _nested_columns(reading: Reading) -> None:
-    reading.advance()
-    reading.take_word("path")
-    reading.expect_kind(Kind.STRING, "a string")
-    if reading.take_word("as"):
-        reading.column_name()
-    reading.expect_word("columns")
-    _columns(reading)
+def _nested_columns(parser: Parser) -> None:
+    parser.advance()
+    parser.take_word("path")
+    parser.expect_kind(Kind.STRING, "a string")
+    if parser.take_word("as"):
+        parser.column_name()
+    parser.expect_word("columns")
+    _columns(parser)

@@ -3,49 +3,49 @@
 from typing import NoReturn
 
 from vitrina.sentences import say
-from vitrina.sqlguard import calls, expressions, queries, sqljson, stamps, types, vocabulary
-from vitrina.sqlguard.reading import Reading, UnresolvedTable
-from vitrina.sqlguard.stamps import UNKNOWN, Columns, Sources
+from vitrina.sqlguard import calls, expressions, queries, sqljson, types, vocabulary, volatile
+from vitrina.sqlguard.parser import Parser, UnresolvedTable
 from vitrina.sqlguard.tokens import Kind, Token
+from vitrina.sqlguard.volatile import UNKNOWN, Columns, Sources
 
 
-def read_from(reading: Reading, sources: Sources) -> None:
-    reading.comma_separated(lambda: _joined(reading, sources))
+def read_from(parser: Parser, sources: Sources) -> None:
+    parser.comma_separated(lambda: _joined(parser, sources))
 
 
-def read_table_name(reading: Reading) -> tuple[str, Columns]:
+def read_table_name(parser: Parser) -> tuple[str, Columns]:
     """Read [ONLY] schema.table [*]; return its last part and its columns."""
-    needs_parenthesis = reading.take_word("only") and reading.take("(")
-    start = reading.token
-    parts = reading.dotted_name()
+    needs_parenthesis = parser.take_word("only") and parser.take("(")
+    start = parser.token
+    parts = parser.dotted_name()
     if needs_parenthesis:
-        reading.expect(")")
+        parser.expect(")")
     else:
-        reading.take("*")
-    return parts[-1], _use_table(reading, start, parts)
+        parser.take("*")
+    return parts[-1], _use_table(parser, start, parts)
 
 
-def refuse_unresolved(reading: Reading) -> None:
+def refuse_unresolved(parser: Parser) -> None:
     """Refuse, at the end of the query, a table without a schema that WITH has not named."""
-    for table in reading.found.unresolved_tables:
+    for table in parser.found.unresolved_tables:
         if not table.scope.sees(table.token.value):
-            _refuse_without_schema(reading, table.token)
+            _refuse_without_schema(parser, table.token)
 
 
-def _use_table(reading: Reading, start: Token, parts: list[str]) -> Columns:
-    reading.note_rows()
+def _use_table(parser: Parser, start: Token, parts: list[str]) -> Columns:
+    parser.note_rows()
     if len(parts) == 1:
-        if not reading.scope.sees(start.value):
-            reading.found.unresolved_tables.append(UnresolvedTable(start, reading.scope))
-        return reading.scope.columns_of(start.value)
+        if not parser.scope.sees(start.value):
+            parser.found.unresolved_tables.append(UnresolvedTable(start, parser.scope))
+        return parser.scope.columns_of(start.value)
     full_name = ".".join(parts)
     if len(parts) > 2:
-        reading.refuse(f"table {full_name}", say("query.table_parts"), say("query.write_table"), start)
-    if parts[0] not in reading.allowed_schemas:
+        parser.refuse(f"table {full_name}", say("query.table_parts"), say("query.write_table"), start)
+    if parts[0] not in parser.allowed_schemas:
         what = say("query.schema", table=full_name)
-        instead = say("query.read_from", schemas=_or(reading.allowed_schemas), remedy=_remedy(parts[0]))
-        reading.refuse(f"table {full_name}", what, instead, start)
-    reading.found.tables[parts[0], parts[1]] = None
+        instead = say("query.read_from", schemas=_or(parser.allowed_schemas), remedy=_remedy(parts[0]))
+        parser.refuse(f"table {full_name}", what, instead, start)
+    parser.found.tables[parts[0], parts[1]] = None
     return UNKNOWN
 
 
@@ -55,10 +55,10 @@ def _remedy(schema: str) -> str:
     return say("query.open_schema", schema=schema)
 
 
-def _refuse_without_schema(reading: Reading, token: Token) -> NoReturn:
+def _refuse_without_schema(parser: Parser, token: Token) -> NoReturn:
     name = token.value
-    instead = say("query.write_schema", schemas=_or(reading.allowed_schemas))
-    reading.refuse(f"table {name}", say("query.no_schema", table=name), instead, token)
+    instead = say("query.write_schema", schemas=_or(parser.allowed_schemas))
+    parser.refuse(f"table {name}", say("query.no_schema", table=name), instead, token)
 
 
 def _or(names: frozenset[str]) -> str:
@@ -68,176 +68,176 @@ def _or(names: frozenset[str]) -> str:
 # --- joins -------------------------------------------------------------------------------------------------------
 
 
-def _joined(reading: Reading, sources: Sources) -> None:
-    _reference(reading, sources)
-    _joins(reading, sources)
+def _joined(parser: Parser, sources: Sources) -> None:
+    _reference(parser, sources)
+    _joins(parser, sources)
 
 
-def _joins(reading: Reading, sources: Sources) -> None:
+def _joins(parser: Parser, sources: Sources) -> None:
     """Read any number of joins; conditions may come late, as in `a JOIN b JOIN c ON .. ON ..`."""
     conditions_owed = 0
     while True:
-        if reading.take_word("cross"):
-            reading.expect_word("join")
-            _reference(reading, sources)
-        elif reading.take_word("natural"):
-            _join_words(reading)
-            _reference(reading, sources)
-        elif reading.at_word("join", "inner", "left", "right", "full"):
-            _join_words(reading)
-            _reference(reading, sources)
+        if parser.take_word("cross"):
+            parser.expect_word("join")
+            _reference(parser, sources)
+        elif parser.take_word("natural"):
+            _join_words(parser)
+            _reference(parser, sources)
+        elif parser.at_word("join", "inner", "left", "right", "full"):
+            _join_words(parser)
+            _reference(parser, sources)
             conditions_owed += 1
         elif conditions_owed:
-            _join_condition(reading)
+            _join_condition(parser)
             conditions_owed -= 1
         else:
             return
 
 
-def _join_words(reading: Reading) -> None:
-    if reading.take_word("left", "right", "full"):
-        reading.take_word("outer")
+def _join_words(parser: Parser) -> None:
+    if parser.take_word("left", "right", "full"):
+        parser.take_word("outer")
     else:
-        reading.take_word("inner")
-    reading.expect_word("join")
+        parser.take_word("inner")
+    parser.expect_word("join")
 
 
-def _join_condition(reading: Reading) -> None:
-    if reading.expect_word("on", "using").value == "on":
-        expressions.read_expression(reading)
+def _join_condition(parser: Parser) -> None:
+    if parser.expect_word("on", "using").value == "on":
+        expressions.read_expression(parser)
         return
-    reading.name_list()
-    if reading.take_word("as"):
-        reading.column_name()
+    parser.name_list()
+    if parser.take_word("as"):
+        parser.column_name()
 
 
 # --- one item of FROM --------------------------------------------------------------------------------------------
 
 
-def _reference(reading: Reading, sources: Sources) -> None:
-    is_lateral = reading.take_word("lateral")
-    if reading.at("("):
-        columns = _parenthesised(reading, sources)
-        _alias(reading, sources, columns)
-    elif reading.take_words("rows", "from"):
-        reading.in_parentheses(lambda: reading.comma_separated(lambda: _row_function(reading)))
-        _function_alias(reading, sources)
-    elif reading.at_word("json_table") and reading.next_at("("):
-        sqljson.read_table(reading)
-        _function_alias(reading, sources)
-    elif _at_call(reading):
-        _function(reading)
-        _function_alias(reading, sources)
+def _reference(parser: Parser, sources: Sources) -> None:
+    is_lateral = parser.take_word("lateral")
+    if parser.at("("):
+        columns = _parenthesised(parser, sources)
+        _alias(parser, sources, columns)
+    elif parser.take_words("rows", "from"):
+        parser.in_parentheses(lambda: parser.comma_separated(lambda: _row_function(parser)))
+        _function_alias(parser, sources)
+    elif parser.at_word("json_table") and parser.next_at("("):
+        sqljson.read_table(parser)
+        _function_alias(parser, sources)
+    elif _at_call(parser):
+        _function(parser)
+        _function_alias(parser, sources)
     elif is_lateral:
-        reading.refuse_unexpected("a subquery or a function")
+        parser.refuse_unexpected("a subquery or a function")
     else:
-        name, columns = read_table_name(reading)
-        _alias(reading, sources, columns, default=name)
-        if reading.take_word("tablesample"):
-            _sample(reading)
+        name, columns = read_table_name(parser)
+        _alias(parser, sources, columns, default=name)
+        if parser.take_word("tablesample"):
+            _sample(parser)
 
 
-def _parenthesised(reading: Reading, sources: Sources) -> Columns | None:
+def _parenthesised(parser: Parser, sources: Sources) -> Columns | None:
     """Read `( query )`, or `( a JOIN b )` and return None for it. Decide without reading anything twice."""
-    with reading.nested():
-        reading.expect("(")
+    with parser.nested():
+        parser.expect("(")
         columns: Columns | None = None
-        if reading.at("("):
-            columns = _begun_with_parenthesis(reading, sources)
-        elif queries.at_query(reading):
-            columns = queries.read_query(reading)
+        if parser.at("("):
+            columns = _begun_with_parenthesis(parser, sources)
+        elif queries.at_query(parser):
+            columns = queries.read_query(parser)
         else:
-            _joined(reading, sources)
-        reading.expect(")")
+            _joined(parser, sources)
+        parser.expect(")")
     return columns
 
 
-def _begun_with_parenthesis(reading: Reading, sources: Sources) -> Columns | None:
-    columns = _parenthesised(reading, sources)
-    if columns is not None and queries.at_rest_of_query(reading):
-        return queries.read_rest_of_query(reading, columns)
-    if columns is not None and reading.at(")"):
+def _begun_with_parenthesis(parser: Parser, sources: Sources) -> Columns | None:
+    columns = _parenthesised(parser, sources)
+    if columns is not None and queries.at_rest_of_query(parser):
+        return queries.read_rest_of_query(parser, columns)
+    if columns is not None and parser.at(")"):
         return columns
-    _alias(reading, sources, columns)
-    _joins(reading, sources)
+    _alias(parser, sources, columns)
+    _joins(parser, sources)
     return None
 
 
-def _alias(reading: Reading, sources: Sources, columns: Columns | None, default: str = "") -> None:
+def _alias(parser: Parser, sources: Sources, columns: Columns | None, default: str = "") -> None:
     """Read an optional alias. `columns` is None for a join, whose tables are among the sources already."""
     alias, names = default, list[str]()
-    if reading.take_word("as") or reading.at_column_name():
-        alias = reading.column_name()
-        names = reading.name_list() if reading.at("(") else []
+    if parser.take_word("as") or parser.at_column_name():
+        alias = parser.column_name()
+        names = parser.name_list() if parser.at("(") else []
     if columns is not None:
-        sources[alias or f"unnamed {len(sources)}"] = stamps.renamed(columns, names)
+        sources[alias or f"unnamed {len(sources)}"] = volatile.renamed(columns, names)
     elif alias:
         sources[alias] = UNKNOWN
 
 
-def _sample(reading: Reading) -> None:
-    method = reading.label()
+def _sample(parser: Parser) -> None:
+    method = parser.label()
     if method.value not in vocabulary.SAMPLING_METHODS:
         what = say("query.sampling", name=method.value)
-        reading.refuse(f"function {method.value}", what, say("query.use_bernoulli"), method)
-    reading.in_parentheses(lambda: expressions.read_expressions(reading))
-    if reading.take_word("repeatable"):
-        reading.in_parentheses(lambda: expressions.read_expression(reading))
+        parser.refuse(f"function {method.value}", what, say("query.use_bernoulli"), method)
+    parser.in_parentheses(lambda: expressions.read_expressions(parser))
+    if parser.take_word("repeatable"):
+        parser.in_parentheses(lambda: expressions.read_expression(parser))
 
 
 # --- functions in FROM -------------------------------------------------------------------------------------------
 
 
-def _at_call(reading: Reading) -> bool:
+def _at_call(parser: Parser) -> bool:
     """Recognise a name, with or without a schema, before a parenthesis."""
     distance = 1
-    while reading.peek(distance).kind is Kind.PUNCTUATION and reading.peek(distance).value == ".":
+    while parser.peek(distance).kind is Kind.PUNCTUATION and parser.peek(distance).value == ".":
         distance += 2
-    following = reading.peek(distance)
+    following = parser.peek(distance)
     is_before_parenthesis = following.kind is Kind.PUNCTUATION and following.value == "("
-    return reading.at_identifier() and is_before_parenthesis and not reading.at_word("only")
+    return parser.at_identifier() and is_before_parenthesis and not parser.at_word("only")
 
 
-def _function(reading: Reading) -> None:
-    reading.note_rows()
-    if reading.token.kind is Kind.WORD and calls.at_own_syntax(reading):
-        calls.read_own_syntax(reading)
+def _function(parser: Parser) -> None:
+    parser.note_rows()
+    if parser.token.kind is Kind.WORD and calls.at_own_syntax(parser):
+        calls.read_own_syntax(parser)
     else:
-        parts = [reading.advance()]
-        while reading.take("."):
-            parts.append(reading.label())
-        calls.read_call(reading, parts)
+        parts = [parser.advance()]
+        while parser.take("."):
+            parts.append(parser.label())
+        calls.read_call(parser, parts)
 
 
-def _row_function(reading: Reading) -> None:
-    if not _at_call(reading):
-        reading.refuse_unexpected("a function")
-    _function(reading)
-    if reading.take_word("as"):
-        _column_definitions(reading)
+def _row_function(parser: Parser) -> None:
+    if not _at_call(parser):
+        parser.refuse_unexpected("a function")
+    _function(parser)
+    if parser.take_word("as"):
+        _column_definitions(parser)
 
 
-def _function_alias(reading: Reading, sources: Sources) -> None:
+def _function_alias(parser: Parser, sources: Sources) -> None:
     sources[f"unnamed {len(sources)}"] = UNKNOWN
-    if reading.take_word("with"):
-        reading.expect_word("ordinality")
-    has_as = reading.take_word("as")
-    if has_as and reading.at("("):
-        _column_definitions(reading)
-    elif has_as or reading.at_column_name():
-        sources[reading.column_name()] = UNKNOWN
-        if reading.at("("):
-            _column_definitions(reading)
+    if parser.take_word("with"):
+        parser.expect_word("ordinality")
+    has_as = parser.take_word("as")
+    if has_as and parser.at("("):
+        _column_definitions(parser)
+    elif has_as or parser.at_column_name():
+        sources[parser.column_name()] = UNKNOWN
+        if parser.at("("):
+            _column_definitions(parser)
 
 
-def _column_definitions(reading: Reading) -> None:
+def _column_definitions(parser: Parser) -> None:
     """Read `(a, b)` or `(a int, b text)`."""
-    reading.in_parentheses(lambda: reading.comma_separated(lambda: _column_definition(reading)))
+    parser.in_parentheses(lambda: parser.comma_separated(lambda: _column_definition(parser)))
 
 
-def _column_definition(reading: Reading) -> None:
-    reading.column_name()
-    if not reading.at(",", ")"):
-        types.read_type(reading)
-        if reading.at_word("collate"):
-            types.read_collation(reading)
+def _column_definition(parser: Parser) -> None:
+    parser.column_name()
+    if not parser.at(",", ")"):
+        types.read_type(parser)
+        if parser.at_word("collate"):
+            types.read_collation(parser)

@@ -22,7 +22,7 @@ _LIMITS = {"statement_timeout": "15000", "lock_timeout": "5000", **database.READ
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConnectionFinding:
     """What was found out, and what to do about it."""
 
     status: str
@@ -43,7 +43,9 @@ def kept_place(name: str) -> str:
     return f"its URL (`vitrina connections add {name} --replace`)"
 
 
-def examine(settings: Settings, name: str, *, with_rights: bool = True, place: str | None = None) -> Iterator[Verdict]:
+def examine(
+    settings: Settings, name: str, *, with_rights: bool = True, place: str | None = None
+) -> Iterator[ConnectionFinding]:
     """Log in as pipelines do and look round; nothing is written. `with_rights`: name the grants that are missing.
 
     `place` is where the URL is corrected, if not in its variable.
@@ -51,7 +53,7 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
     try:
         url = database.reader_url(settings, name)
     except ConfigError as exc:  # kept in the metastore, and this process cannot open it
-        yield Verdict(PROBLEM, exc.message)
+        yield ConnectionFinding(PROBLEM, exc.message)
         return
     connector = registry.of_url(url)
     if connector is None or connector.name != registry.POSTGRES:
@@ -62,7 +64,7 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
             url, "vitrina:test", connect_timeout_seconds=settings.connect_timeout_seconds, settings=_LIMITS
         )
     except VitrinaError as exc:
-        yield Verdict(PROBLEM, exc.message, _remedy(exc.message, place or variable(name)))
+        yield ConnectionFinding(PROBLEM, exc.message, _remedy(exc.message, place or variable(name)))
         return
     with session, database.translated(f"looking at connection {name}"):
         major = session.info.server_version // 10_000
@@ -71,36 +73,38 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
             found += _rights(session, settings)
     yield from found
     if all(verdict.status != PROBLEM for verdict in found):
-        yield Verdict(OK, f"{database.describe(url)}, PostgreSQL {major}")
+        yield ConnectionFinding(OK, f"{database.describe(url)}, PostgreSQL {major}")
 
 
-def _examine_other(connector: Connector | None, url: str, settings: Settings) -> Iterator[Verdict]:
+def _examine_other(connector: Connector | None, url: str, settings: Settings) -> Iterator[ConnectionFinding]:
     """Yield what the connector of another system reports about the URL."""
     scheme = registry.scheme_of(url)
     if connector is None:
         known = ", ".join(sorted(registry.installed().connectors))
         left_out = "; ".join(f" ({refused})" for refused in registry.installed().refused)
         install = "install the package that has it where runners and the API are"
-        yield Verdict(PROBLEM, f"no connector for {scheme}:// is installed here, only {known}{left_out}", install)
+        yield ConnectionFinding(
+            PROBLEM, f"no connector for {scheme}:// is installed here, only {known}{left_out}", install
+        )
         return
     problem = connector.url_problem(url) if connector.url_problem else None
     if problem:
-        yield Verdict(PROBLEM, problem)
+        yield ConnectionFinding(PROBLEM, problem)
     elif connector.check is None:
-        yield Verdict(OK, f"opened by the connector {connector.name}, which cannot look without a run")
+        yield ConnectionFinding(OK, f"opened by the connector {connector.name}, which cannot look without a run")
     else:
         yield from _checked(connector, connector.check, url, settings)
 
 
-def _checked(connector: Connector, check: Check, url: str, settings: Settings) -> Iterator[Verdict]:
+def _checked(connector: Connector, check: Check, url: str, settings: Settings) -> Iterator[ConnectionFinding]:
     """Ask the connector's own check. Of an error that it lets through only the kind is told: it may quote the URL."""
     try:
         for found in check(url, settings):
-            yield Verdict(found.status, found.finding, found.next_step)
+            yield ConnectionFinding(found.status, found.finding, found.next_step)
     except VitrinaError as exc:
-        yield Verdict(PROBLEM, exc.message)
+        yield ConnectionFinding(PROBLEM, exc.message)
     except Exception as exc:  # noqa: BLE001 - a package of somebody else must not end doctor
-        yield Verdict(
+        yield ConnectionFinding(
             PROBLEM,
             f"the check of the connector {connector.name} failed: {type(exc).__name__}",
             f"tell the authors of the package {connector.package} {connector.version}",
@@ -124,16 +128,16 @@ def _remedy(message: str, place: str) -> str:
     return say("connection.nobody_answers", place=place)
 
 
-def _server(session: database.Connection) -> Iterator[Verdict]:
+def _server(session: database.Connection) -> Iterator[ConnectionFinding]:
     major = session.info.server_version // 10_000
     if not setup.OLDEST_POSTGRES <= major <= setup.NEWEST_POSTGRES:
         wanted = f"{setup.OLDEST_POSTGRES} to {setup.NEWEST_POSTGRES}"
-        yield Verdict(
+        yield ConnectionFinding(
             PROBLEM, say("connection.other_version", version=major), say("connection.use_version", versions=wanted)
         )
 
 
-def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
+def _login(session: database.Connection, name: str) -> Iterator[ConnectionFinding]:
     row = database.one(
         session.execute(
             """
@@ -145,20 +149,20 @@ def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
     )
     login = Identifier(row["login"]).as_string()
     if row["superuser"]:
-        yield Verdict(
+        yield ConnectionFinding(
             WARNING,
             say("connection.superuser", login=row["login"]),
             say("connection.use_reader", login=login),
         )
     if not row["sees"] and name != DEFAULT_CONNECTION:
-        yield Verdict(
+        yield ConnectionFinding(
             WARNING,
             say("connection.sees_nothing", login=row["login"]),
             f"GRANT pg_read_all_stats TO {login}",
         )
 
 
-def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
+def _schemas(session: database.Connection, settings: Settings) -> Iterator[ConnectionFinding]:
     """Warn when none of the source schemas exists. Only the pipelines know which of them are needed."""
     row = database.one(
         session.execute(
@@ -167,14 +171,14 @@ def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdi
         )
     )
     if not row["count"]:
-        yield Verdict(
+        yield ConnectionFinding(
             WARNING,
             say("connection.no_schema", schemas=settings.allowed_source_schemas),
             say("connection.name_schemas"),
         )
 
 
-def _rights(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
+def _rights(session: database.Connection, settings: Settings) -> Iterator[ConnectionFinding]:
     for fault in rights.faults_of_reader(session, session.info.user, settings.source_schemas):
         if fault.remedy.startswith("GRANT "):
-            yield Verdict(PROBLEM, fault.finding, fault.remedy)
+            yield ConnectionFinding(PROBLEM, fault.finding, fault.remedy)

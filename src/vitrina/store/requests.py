@@ -130,7 +130,7 @@ def list_reconcile_schedules(connection: Connection) -> list[Row]:
     """
     return connection.execute(
         """
-        SELECT p.id, p.name, p.options -> 'reconcile' AS wish, coalesce(latest.created_at, p.created_at) AS last_at,
+        SELECT p.id, p.name, p.options -> 'reconcile' AS asked, coalesce(latest.created_at, p.created_at) AS last_at,
                clock_timestamp() AS now
         FROM etl.etl_pipelines p
         LEFT JOIN LATERAL (SELECT r.created_at, r.finished_at FROM etl.etl_requests r
@@ -146,7 +146,7 @@ def list_scan_schedules(connection: Connection, kind: str) -> list[Row]:
     """Enabled pipelines whose source is searched for deleted rows regularly, with the time of the latest scan."""
     return connection.execute(
         """
-        SELECT p.id, p.name, p.options -> 'deletes' AS wish, coalesce(latest.created_at, p.created_at) AS last_at,
+        SELECT p.id, p.name, p.options -> 'deletes' AS asked, coalesce(latest.created_at, p.created_at) AS last_at,
                clock_timestamp() AS now
         FROM etl.etl_pipelines p
         LEFT JOIN LATERAL (SELECT r.created_at, r.finished_at FROM etl.etl_requests r

@@ -12,7 +12,7 @@ MAX_LINES_OF_A_RUN = 5_000
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One line. `fields` is JSON text: it was redacted as a whole."""
 
     run_id: UUID
@@ -22,7 +22,7 @@ class Line:
     fields: str
 
 
-def insert(connection: Connection, lines: Sequence[Line]) -> None:
+def insert(connection: Connection, lines: Sequence[LogLine]) -> None:
     """Insert log lines; those of runs that were removed meanwhile are dropped."""
     connection.execute(
         """

@@ -38,7 +38,7 @@ def cut(connection: Connection) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-class Line:
+class SessionHandle:
     """A handle by which a connection can be cancelled or cut even while its owner is closing it.
 
     It keeps a descriptor of its own: the connection's number may be given to another file at any time. Once it is

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from vitrina.errors import BadKey, FieldError, Invalid, RunError, StepFailed, TransientError
 from vitrina.ports.batch import DeadLetter
 from vitrina.step_rules import RESERVED_PARAMS, StepRule
-from vitrina.transforms import call, masking, progress, python_values, shape
+from vitrina.transforms import call, masking, progress, python_values, same_schema
 from vitrina.transforms.context import StepContext
 from vitrina.transforms.isolation import Isolation, Rejection
 from vitrina.transforms.registry import Registered, Registry
@@ -316,12 +316,12 @@ def _joined(step: PlannedStep, parts: Sequence[pa.RecordBatch], before: pa.Recor
         return parts[0]
     if not parts:
         return pa.RecordBatch.from_pylist([], schema=step.expected or before.schema)
-    alike = [shape.held(str(step), part, parts[0].schema, 0) for part in parts]
+    alike = [same_schema.require_same_schema(str(step), part, parts[0].schema, 0) for part in parts]
     return call.one_batch(pa.Table.from_batches(alike))
 
 
 def _held(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
-    batch = shape.held(str(step), made, step.expected, number)
+    batch = same_schema.require_same_schema(str(step), made, step.expected, number)
     step.expected = batch.schema
     return batch
 

@@ -169,7 +169,7 @@ class OwnSteps:
         return table if self._comes_natural else arrow_types.naturalise(table, self._schema)
 
 
-class Passage:
+class StepPipeline:
     """The steps of one run, fitted between a source's rows and a target. There may be none: rows are only converted."""
 
     def __init__(self, schema: pa.Schema, steps: RunsSteps, giver: str = "the source") -> None:

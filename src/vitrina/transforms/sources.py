@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from vitrina.errors import RunError, StepFailed, TransientError
-from vitrina.transforms import call, python_values, shape
+from vitrina.transforms import call, python_values, same_schema
 from vitrina.transforms.context import SourceContext
 from vitrina.transforms.registry import Registered
 
@@ -111,7 +111,7 @@ def _batch(registered: Registered, made: Any, expected: pa.Schema | None, number
         made = call.one_batch(made)
     if not isinstance(made, pa.RecordBatch):
         raise StepFailed(f"{who} yielded {type(made).__name__}: yield a pyarrow.RecordBatch or a list of dicts")
-    return shape.held(who, call.normalised(made), expected, number)
+    return same_schema.require_same_schema(who, call.normalised(made), expected, number)
 
 
 def _copied(registered: Registered, checkpoint: Any) -> Any:

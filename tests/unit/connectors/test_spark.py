@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from vitrina.connectors.spark import answers, cluster, shipping, urls
+from vitrina.connectors.spark import cluster, shipping, unpickling, urls
 from vitrina.connectors.spark.executor import NUMBERS, Numbers, proof_of
 from vitrina.errors import FatalError, TransientError
-from vitrina.ports.batch import Counts, DeadLetter, Lap, Part
-from vitrina.ports.ranges import Filled
+from vitrina.ports.batch import Counts, DeadLetter, Part, Timing
+from vitrina.ports.ranges import FilledRange
 from vitrina.settings import Settings
 
 
@@ -74,10 +74,12 @@ def test_another_hash_key_is_noticed_without_being_told() -> None:
 
 def test_an_answer_is_read() -> None:
     letter = DeadLetter("1", "it is odd", "{}")
-    part = Part(7, 10, None, staged=9, letters=(letter,), laps={"read": Lap(0.0, 1.0)}, delivered=frozenset({"2"}))
-    answer = ([("info", {"event": "read"})], Filled(part, ("10",), {1: 1}), None)
+    part = Part(
+        7, 10, None, staged=9, letters=(letter,), timings={"read": Timing(0.0, 1.0)}, delivered=frozenset({"2"})
+    )
+    answer = ([("info", {"event": "read"})], FilledRange(part, ("10",), {1: 1}), None)
 
-    assert answers.read(pickle.dumps(answer)) == answer
+    assert unpickling.read(pickle.dumps(answer)) == answer
     assert answer[1].part.counts == Counts()
 
 
@@ -88,7 +90,7 @@ class Hostile:
 
 def test_an_answer_that_would_call_something_is_refused() -> None:
     with pytest.raises(FatalError, match="system"):
-        answers.read(pickle.dumps(([], Hostile(), None)))
+        unpickling.read(pickle.dumps(([], Hostile(), None)))
 
 
 def test_what_differs_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:

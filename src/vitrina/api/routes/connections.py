@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from pydantic import Field, SecretStr
 
-from vitrina import answers
-from vitrina.answers import Page
-from vitrina.api.routes import verbs
+from vitrina import schemas
+from vitrina.api.routes import actions
 from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
 from vitrina.definition import Strict
+from vitrina.schemas import Page
 from vitrina.services import connections, requests
 
 router = APIRouter(tags=["installation"], route_class=GuardedRoute)
@@ -35,25 +35,25 @@ class NewConnection(ConnectionUrl):
 
 
 @router.get("/connections")
-def list_connections(state: State, caller: Viewer) -> Page[answers.Connection]:
+def list_connections(state: State, caller: Viewer) -> Page[schemas.Connection]:
     """List connections by name, with who set them. Their URLs are not shown: only the operator knows them."""
     with state.pool.connection() as connection:
         return Page(items=connections.list_all(connection, state.settings), next_cursor=None)
 
 
 @router.post("/connections", status_code=201)
-def add_connection(state: State, caller: Admin, wish: NewConnection) -> answers.Connection:
+def add_connection(state: State, caller: Admin, body: NewConnection) -> schemas.Connection:
     """Keep a new connection in the metastore, sealed with a runner's public key: no process of the API can open it."""
     with state.changing() as connection:
-        connections.add(connection, state.settings, caller, wish.name, wish.url.get_secret_value())
-        return connections.get(connection, state.settings, wish.name)
+        connections.add(connection, state.settings, caller, body.name, body.url.get_secret_value())
+        return connections.get(connection, state.settings, body.name)
 
 
 @router.put("/connections/{name}")
-def replace_connection(state: State, caller: Admin, name: Name, wish: ConnectionUrl) -> answers.Connection:
+def replace_connection(state: State, caller: Admin, name: Name, body: ConnectionUrl) -> schemas.Connection:
     """Keep another URL under the name; runs that begin from now on use it."""
     with state.changing() as connection:
-        connections.replace(connection, state.settings, caller, name, wish.url.get_secret_value())
+        connections.replace(connection, state.settings, caller, name, body.url.get_secret_value())
         return connections.get(connection, state.settings, name)
 
 
@@ -64,26 +64,26 @@ def remove_connection(state: State, caller: Admin, name: Name) -> None:
         connections.remove(connection, state.settings, caller, name)
 
 
-@router.get("/connections/{name}/tables", responses={202: {"model": answers.Request}})
-def list_tables(state: State, caller: Viewer, response: Response, name: Name) -> answers.Request:
+@router.get("/connections/{name}/tables", responses={202: {"model": schemas.Request}})
+def list_tables(state: State, caller: Viewer, response: Response, name: Name) -> schemas.Request:
     """List the tables and columns that queries on this connection may read. Performed by a runner."""
     with state.pool.connection() as connection:
         asked = requests.ask_for_tables(connection, caller, connections.require(connection, state.settings, name))
-    return verbs.wait_for_runner(state, response, asked)
+    return actions.wait_for_runner(state, response, asked)
 
 
-@router.post("/connections/{name}/test", responses={202: {"model": answers.Request}})
-def try_connection(state: State, caller: Admin, response: Response, name: Name) -> answers.Request:
+@router.post("/connections/{name}/test", responses={202: {"model": schemas.Request}})
+def try_connection(state: State, caller: Admin, response: Response, name: Name) -> schemas.Request:
     """Log in and report what is wrong, with the statement that corrects it. Performed by a runner.
 
     The answer contains the address and the login of the connection, so it is for admins only.
     """
     with state.pool.connection() as connection:
         asked = requests.ask_to_try(connection, caller, connections.require(connection, state.settings, name))
-    return verbs.wait_for_runner(state, response, asked)
+    return actions.wait_for_runner(state, response, asked)
 
 
-class CopyWish(Strict):
+class CopyRequest(Strict):
     """Which table to copy; what is left out is suggested."""
 
     table: str = Field(min_length=1, max_length=63, examples=["orders"])
@@ -93,14 +93,14 @@ class CopyWish(Strict):
     key: list[Annotated[str, Field(max_length=63)]] = Field(default_factory=list, max_length=32, examples=[["id"]])
 
 
-@router.post("/connections/{name}/copy", responses={202: {"model": answers.Request}})
-def suggest_copy(state: State, caller: Operator, response: Response, name: Name, wish: CopyWish) -> answers.Request:
+@router.post("/connections/{name}/copy", responses={202: {"model": schemas.Request}})
+def suggest_copy(state: State, caller: Operator, response: Response, name: Name, body: CopyRequest) -> schemas.Request:
     """Suggest the definition that copies a table, with key, cursor, mode and guarantee. Performed by a runner.
 
     `result.reasons` says why. Nothing is created: send `result.definition` to `POST /pipelines`.
     """
     with state.pool.connection() as connection:
         known = connections.require(connection, state.settings, name)
-        payload = {"connection": known, **wish.model_dump(by_alias=True, exclude_none=True)}
+        payload = {"connection": known, **body.model_dump(by_alias=True, exclude_none=True)}
         asked = requests.ask_for_copy(connection, caller, payload)
-    return verbs.wait_for_runner(state, response, asked)
+    return actions.wait_for_runner(state, response, asked)

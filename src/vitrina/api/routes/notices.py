@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Response
 
-from vitrina import answers
-from vitrina.api.routes import verbs
+from vitrina import schemas
+from vitrina.api.routes import actions
 from vitrina.api.security import Admin, GuardedRoute, Viewer
 from vitrina.api.state import State
 from vitrina.services import requests
@@ -15,18 +15,18 @@ LATEST = 20
 
 
 @router.get("/notifications")
-def get_notifications(state: State, caller: Viewer, response: Response) -> answers.Notifications:
+def get_notifications(state: State, caller: Viewer, response: Response) -> schemas.Notifications:
     """List the receivers that runners have, and the latest messages of all pipelines; addresses are never shown."""
     with state.pool.connection() as connection:
         latest = notifications.list_latest(connection, limit=LATEST)
         asked = requests.ask_for_receivers(connection, caller)
-    told = verbs.wait_for_runner(state, Response(), asked)
-    return answers.Notifications.model_validate({"receivers": (told.result or {}).get("receivers"), "latest": latest})
+    told = actions.wait_for_runner(state, Response(), asked)
+    return schemas.Notifications.model_validate({"receivers": (told.result or {}).get("receivers"), "latest": latest})
 
 
-@router.post("/notifications/test", responses={202: {"model": answers.Request}})
-def test_notifications(state: State, caller: Admin, response: Response) -> answers.Request:
+@router.post("/notifications/test", responses={202: {"model": schemas.Request}})
+def test_notifications(state: State, caller: Admin, response: Response) -> schemas.Request:
     """Send a test message to every receiver, from a runner. `result.receivers` says what each of them answered."""
     with state.pool.connection() as connection:
         asked = requests.ask_to_notify(connection, caller)
-    return verbs.wait_for_runner(state, response, asked)
+    return actions.wait_for_runner(state, response, asked)

@@ -5,12 +5,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
-from vitrina import answers
-from vitrina.answers import Page
+from vitrina import schemas
 from vitrina.api import paging
 from vitrina.api.compression import CompressedRoute
 from vitrina.api.security import Viewer
 from vitrina.api.state import State
+from vitrina.schemas import Page
 from vitrina.services import connectors, graph, home, schedules
 from vitrina.store import overview
 
@@ -20,9 +20,9 @@ MAX_ROWS = 2000
 
 
 @router.get("/me")
-def who_am_i(state: State, caller: Viewer) -> answers.Me:
+def who_am_i(state: State, caller: Viewer) -> schemas.Me:
     """Name the caller as the audit does, and its role."""
-    return answers.Me(name=caller.name, role=caller.role, auth=state.settings.auth)
+    return schemas.Me(name=caller.name, role=caller.role, auth=state.settings.auth)
 
 
 @router.get("/home")
@@ -30,7 +30,7 @@ def get_home(
     state: State,
     caller: Viewer,
     hours: Annotated[int, Query(ge=1, le=168, description="How far to look back for runs.")] = 24,
-) -> answers.Home:
+) -> schemas.Home:
     """Show what needs attention, what ran lately, what comes next, and which runners are alive."""
     with state.pool.connection() as connection:
         return home.home(connection, state.settings, hours=hours)
@@ -42,10 +42,10 @@ def list_schedule_times(
     caller: Viewer,
     interval: Annotated[str, Query(min_length=1, max_length=200, description="As in `schedule_interval`.")],
     count: Annotated[int, Query(ge=1, le=20, description="How many times to tell.")] = 5,
-) -> answers.ScheduleTimes:
+) -> schemas.ScheduleTimes:
     """List when a schedule would be due from now on; 422 says what is wrong with it."""
     with state.pool.connection() as connection:
-        return answers.ScheduleTimes(times=schedules.next_times(connection, interval, count=count))
+        return schemas.ScheduleTimes(times=schedules.next_times(connection, interval, count=count))
 
 
 @router.get("/overview")
@@ -56,18 +56,18 @@ def list_overview(
     pipeline: Annotated[list[UUID], Query(max_length=200, description="Only these; all when none is given.")] = [],  # noqa: B006
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = MAX_ROWS,
     cursor: paging.Cursor = None,
-) -> Page[answers.PipelineOverview]:
+) -> Page[schemas.PipelineOverview]:
     """List every pipeline with its latest runs, by name; compressed for clients that accept gzip."""
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)
         waiting = connectors.waiting(connection, state.settings, found)
     found = [row | {"waiting": waiting.get(row["id"])} for row in found]
-    return paging.page(found, limit, answers.PipelineOverview.model_validate, lambda row: [row["name"]])
+    return paging.page(found, limit, schemas.PipelineOverview.model_validate, lambda row: [row["name"]])
 
 
 @router.get("/graph")
-def draw_graph(state: State, caller: Viewer) -> answers.Graph:
+def draw_graph(state: State, caller: Viewer) -> schemas.Graph:
     """Show tables, pipelines and targets with the edges between them, and which pipeline runs after which."""
     with state.pool.connection() as connection:
         return graph.graph(connection, state.settings)

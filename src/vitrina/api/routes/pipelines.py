@@ -6,12 +6,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Header, Path, Query, Response
 
-from vitrina import answers
-from vitrina.answers import Page
-from vitrina.api import bodies, paging
+from vitrina import schemas
+from vitrina.api import paging
+from vitrina.api.requests import CHANGE_EXAMPLES, DEFINITION_EXAMPLES, NewPipeline, TaskPlan
 from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import State, sendable
 from vitrina.errors import InvalidField
+from vitrina.schemas import Page
 from vitrina.sentences import say
 from vitrina.services import connectors, pipelines, versions
 from vitrina.status import Status
@@ -52,7 +53,7 @@ def list_pipelines(
     sort: Sort = "name",
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
-) -> Page[answers.Pipeline]:
+) -> Page[schemas.Pipeline]:
     column, descending = sort.removeprefix("-"), sort.startswith("-")
     is_time = rows.SORTABLE[column] == "timestamptz"
     after = paging.decode(cursor, str, datetime.fromisoformat if is_time else str, UUID)
@@ -71,7 +72,7 @@ def list_pipelines(
     for row in found:
         row["waiting"] = waiting.get(row["id"])
     return paging.page(
-        found, limit, answers.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]
+        found, limit, schemas.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]
     )
 
 
@@ -81,10 +82,10 @@ def create_pipeline(
     state: State,
     caller: Operator,
     response: Response,
-    wish: Annotated[bodies.NewPipeline, Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
-) -> answers.Pipeline:
+    body: Annotated[NewPipeline, Body(openapi_examples=DEFINITION_EXAMPLES)],
+) -> schemas.Pipeline:
     with state.changing() as connection:
-        row = pipelines.create(connection, state.settings, caller, wish.definition, labels=wish.labels)
+        row = pipelines.create(connection, state.settings, caller, body.definition, labels=body.labels)
         response.headers["Location"] = f"/api/v1/pipelines/{row['id']}"
         return _answer(response, row)
 
@@ -96,7 +97,7 @@ def get_pipeline(
     caller: Viewer,
     response: Response,
     pipeline: PipelineId,
-) -> answers.Pipeline:
+) -> schemas.Pipeline:
     with state.pool.connection() as connection:
         return _shown(response, pipelines.get(connection, pipeline))
 
@@ -108,9 +109,9 @@ def update_pipeline(
     caller: Operator,
     response: Response,
     pipeline: PipelineId,
-    changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
+    changes: Annotated[dict[str, Any], Body(openapi_examples=CHANGE_EXAMPLES)],
     if_match: IfMatch = None,
-) -> answers.Pipeline:
+) -> schemas.Pipeline:
     """Set the given fields; `options` and `labels` are merged key by key, null resets one to its default.
 
     Labels are no part of the definition: a change of them alone makes no version.
@@ -129,9 +130,9 @@ def update_config(
     caller: Operator,
     response: Response,
     pipeline: PipelineId,
-    changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
+    changes: Annotated[dict[str, Any], Body(openapi_examples=CHANGE_EXAMPLES)],
     if_match: IfMatch = None,
-) -> answers.Pipeline:
+) -> schemas.Pipeline:
     """Do the same as PATCH."""
     return update_pipeline(
         state=state, caller=caller, response=response, pipeline=pipeline, changes=changes, if_match=if_match
@@ -146,7 +147,7 @@ def delete_pipeline(state: State, caller: Operator, pipeline: PipelineId, if_mat
 
 
 @router.get("/pipelines/{pipeline}/tasks")
-def get_tasks(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> answers.TaskPlan:
+def get_tasks(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> schemas.TaskPlan:
     with state.pool.connection() as connection:
         return _plan(response, pipelines.get(connection, pipeline))
 
@@ -158,9 +159,9 @@ def replace_tasks(
     caller: Operator,
     response: Response,
     pipeline: PipelineId,
-    plan: bodies.TaskPlan,
+    plan: TaskPlan,
     if_match: IfMatch = None,
-) -> answers.TaskPlan:
+) -> schemas.TaskPlan:
     """Replace the task plan. With an empty plan, `source_query` counts again."""
     tasks = [task.model_dump() for task in plan.items]
     with state.changing() as connection:
@@ -178,7 +179,7 @@ def list_versions(
     pipeline: PipelineId,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
-) -> Page[answers.Version]:
+) -> Page[schemas.Version]:
     """List versions of the definition, newest first."""
     before = paging.decode(cursor, int)
     with state.pool.connection() as connection:
@@ -187,7 +188,7 @@ def list_versions(
         found = version_rows.list_versions(
             connection, row["id"], limit=limit + 1, before_version=before[0] if before else None
         )
-    return paging.page(found, limit, answers.Version.model_validate, lambda version: [version["version"]])
+    return paging.page(found, limit, schemas.Version.model_validate, lambda version: [version["version"]])
 
 
 @router.get("/pipelines/{pipeline}/versions/compare")
@@ -198,11 +199,11 @@ def compare_versions(
     pipeline: PipelineId,
     before: Annotated[int, Query(alias="from", ge=1, le=2**31 - 1)],
     after: Annotated[int, Query(alias="to", ge=1, le=2**31 - 1)],
-) -> answers.VersionComparison:
+) -> schemas.VersionComparison:
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
         older, newer = versions.get(connection, row, before), versions.get(connection, row, after)
-    return answers.VersionComparison(
+    return schemas.VersionComparison(
         pipeline=row["name"],
         from_version=before,
         to_version=after,
@@ -211,10 +212,10 @@ def compare_versions(
 
 
 @router.get("/pipelines/{pipeline}/versions/{version}")
-def get_version(state: State, caller: Viewer, pipeline: PipelineId, version: VersionNumber) -> answers.Version:
+def get_version(state: State, caller: Viewer, pipeline: PipelineId, version: VersionNumber) -> schemas.Version:
     with state.pool.connection() as connection:
         found = versions.get(connection, pipelines.get(connection, pipeline), version)
-    return answers.Version.model_validate(found)
+    return schemas.Version.model_validate(found)
 
 
 @router.post("/pipelines/{pipeline}/versions/{version}/rollback")
@@ -226,7 +227,7 @@ def roll_back(
     pipeline: PipelineId,
     version: VersionNumber,
     if_match: IfMatch = None,
-) -> answers.Pipeline:
+) -> schemas.Pipeline:
     """Make the definition of an older version the newest one."""
     with state.changing() as connection:
         row = pipelines.roll_back(
@@ -240,18 +241,18 @@ def version_in(if_match: str | None) -> int | None:
     return int(if_match.removeprefix("W/").strip('"')) if if_match and if_match != "*" else None
 
 
-def _answer(response: Response, row: Row) -> answers.Pipeline:
+def _answer(response: Response, row: Row) -> schemas.Pipeline:
     return sendable(_shown(response, row))
 
 
-def _shown(response: Response, row: Row) -> answers.Pipeline:
+def _shown(response: Response, row: Row) -> schemas.Pipeline:
     response.headers["ETag"] = etag(row)
-    return answers.Pipeline.model_validate(row)
+    return schemas.Pipeline.model_validate(row)
 
 
-def _plan(response: Response, row: Row) -> answers.TaskPlan:
+def _plan(response: Response, row: Row) -> schemas.TaskPlan:
     response.headers["ETag"] = etag(row)
-    return sendable(answers.TaskPlan(items=[answers.Task.model_validate(task) for task in row["tasks"]]))
+    return sendable(schemas.TaskPlan(items=[schemas.Task.model_validate(task) for task in row["tasks"]]))
 
 
 def etag(row: Row) -> str:

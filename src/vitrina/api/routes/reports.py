@@ -9,13 +9,13 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
-from vitrina import answers
-from vitrina.answers import Page
+from vitrina import schemas
 from vitrina.api import paging
 from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.errors import Forbidden, NotFound
+from vitrina.schemas import Page
 from vitrina.sentences import say
 from vitrina.services import data_plans, pipelines, reports, requests
 from vitrina.services.callers import Role
@@ -37,7 +37,7 @@ Until = Annotated[paging.Moment | None, Query(description="Started before this m
 
 
 @of_pipeline.get("/pipelines/{pipeline}/status")
-def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> answers.PipelineStatus:
+def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> schemas.PipelineStatus:
     """Show status and since when, the runner, progress, checkpoint, lag, last error and its next step, recent runs."""
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
@@ -45,14 +45,14 @@ def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Pi
 
 
 @of_pipeline.get("/pipelines/{pipeline}/state")
-def get_state(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Checkpoint:
+def get_state(state: State, caller: Viewer, pipeline: PipelineId) -> schemas.Checkpoint:
     """Show the checkpoint, which says where the next batch starts."""
     with state.pool.connection() as connection:
         return reports.checkpoint(connection, pipelines.get(connection, pipeline))
 
 
 @of_pipeline.get("/pipelines/{pipeline}/lag")
-def get_lag(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Lag:
+def get_lag(state: State, caller: Viewer, pipeline: PipelineId) -> schemas.Lag:
     with state.pool.connection() as connection:
         return reports.lag(connection, pipelines.get(connection, pipeline))
 
@@ -60,31 +60,31 @@ def get_lag(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Lag:
 @of_pipeline.get("/pipelines/{pipeline}/alerts")
 def list_alerts(
     state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
-) -> Page[answers.Alert]:
+) -> Page[schemas.Alert]:
     """List failures, recoveries and drift that receivers were notified of, newest first; kept as long as run logs."""
     with state.pool.connection() as connection:
         found = notifications.list_newest(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
-    return Page(items=[answers.Alert.model_validate(row) for row in found], next_cursor=None)
+    return Page(items=[schemas.Alert.model_validate(row) for row in found], next_cursor=None)
 
 
 @of_pipeline.get("/pipelines/{pipeline}/reconciles")
 def list_reconciles(
     state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
-) -> Page[answers.Reconciliation]:
+) -> Page[schemas.Reconciliation]:
     """List comparisons of source and target, newest first, without the keys that they list."""
     with state.pool.connection() as connection:
         found = request_rows.list_reconciles(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
-    return Page(items=[answers.Reconciliation.model_validate(row) for row in found], next_cursor=None)
+    return Page(items=[schemas.Reconciliation.model_validate(row) for row in found], next_cursor=None)
 
 
 @of_pipeline.get("/pipelines/{pipeline}/plans")
 def list_plans(
     state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
-) -> Page[answers.PlanSummary]:
+) -> Page[schemas.PlanSummary]:
     """List plans of a pipeline, newest first: who made them, what they count, and which were applied."""
     with state.pool.connection() as connection:
         found = plan_rows.list_newest(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
-    return Page(items=[answers.PlanSummary.model_validate(row) for row in found], next_cursor=None)
+    return Page(items=[schemas.PlanSummary.model_validate(row) for row in found], next_cursor=None)
 
 
 @of_pipeline.get("/pipelines/{pipeline}/runs")
@@ -99,7 +99,7 @@ def list_runs_of_pipeline(
     until: Until = None,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
-) -> Page[answers.Run]:
+) -> Page[schemas.Run]:
     """List runs of a pipeline, newest first."""
     with state.pool.connection() as connection:
         pipeline_id = pipelines.get(connection, pipeline)["id"]
@@ -120,7 +120,7 @@ def list_runs(
     label: paging.Labels = [],  # noqa: B006
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
-) -> Page[answers.Run]:
+) -> Page[schemas.Run]:
     """List runs, newest first."""
     pipeline_id = None
     if pipeline is not None:
@@ -131,7 +131,7 @@ def list_runs(
 
 
 @router.get("/runs/{run_id}")
-def get_run(state: State, caller: Viewer, run_id: UUID) -> answers.Run:
+def get_run(state: State, caller: Viewer, run_id: UUID) -> schemas.Run:
     with state.pool.connection() as connection:
         run = runs.find(connection, run_id)
     if run is None:
@@ -148,7 +148,7 @@ def get_run_log(
     level: Annotated[LogLevel, Query(description="This level and the more serious ones.")] = "info",
     after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only what came behind this line.")] = 0,
     limit: paging.Limit = paging.MAX_LIMIT,
-) -> Page[answers.LogLine]:
+) -> Page[schemas.LogLine]:
     """Show what the run logged, oldest first. To follow it, ask again with `after` the last line's id.
 
     Kept for the operator's `VITRINA_LOGS_RETENTION_DAYS`; of a very long log the newest lines stay.
@@ -158,24 +158,24 @@ def get_run_log(
             raise NotFound(say("run.none", id=run_id))
         levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
         found = run_logs.list_of_run(connection, run_id, levels=levels, after_id=after, limit=limit)
-    return Page(items=[answers.LogLine.model_validate(line) for line in found], next_cursor=None)
+    return Page(items=[schemas.LogLine.model_validate(line) for line in found], next_cursor=None)
 
 
 @router.get("/plans/{plan_id}")
-def get_plan(state: State, caller: Viewer, plan_id: UUID) -> answers.Plan:
+def get_plan(state: State, caller: Viewer, plan_id: UUID) -> schemas.Plan:
     """Show a plan whole. Viewers are not shown its sample rows."""
     with state.pool.connection() as connection:
-        return answers.Plan.model_validate(data_plans.get(connection, plan_id))
+        return schemas.Plan.model_validate(data_plans.get(connection, plan_id))
 
 
 @router.get("/requests/{request_id}")
-def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Request:
+def get_request(state: State, caller: Viewer, request_id: UUID) -> schemas.Request:
     """Show how far a runner is with a request."""
     with state.pool.connection() as connection:
         found = requests.get(connection, request_id)
     if found["kind"] == requests.TEST_CONNECTION and not caller.role.includes(Role.ADMIN):
         raise Forbidden(say("request.test_is_for_admins", name=caller.name, role=caller.role))
-    return answers.Request.model_validate(found)
+    return schemas.Request.model_validate(found)
 
 
 def _runs(
@@ -185,7 +185,7 @@ def _runs(
     *,
     limit: int,
     cursor: str | None,
-) -> Page[answers.Run]:
+) -> Page[schemas.Run]:
     after = paging.decode(cursor, datetime.fromisoformat, UUID)
     with state.pool.connection() as connection:
         found = runs.list_page(

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from vitrina import __version__, answers
+from vitrina import __version__, schemas
 from vitrina.api.pool import Pool
 from vitrina.api.state import AppState, State
 from vitrina.observe.monitoring import UNREACHABLE, MetastoreCollector
@@ -23,14 +23,14 @@ router = APIRouter(tags=["system"])
 _PROBE_SECONDS = 2.0
 
 
-@router.get("/health", responses={503: {"model": answers.Health}})
+@router.get("/health", responses={503: {"model": schemas.Health}})
 def health(
     state: State,
     response: Response,
     runners: Annotated[
         Literal["optional", "required"], Query(description="`required`: 503 also while nobody runs anything.")
     ] = "optional",
-) -> answers.Health:
+) -> schemas.Health:
     """Report health: 503 when the metastore cannot be used; with `runners=required`, also when no runner is alive."""
     found = _health(state, response)
     if runners == "required" and found.runners == 0:
@@ -38,12 +38,12 @@ def health(
     return found
 
 
-@router.get("/readyz", responses={503: {"model": answers.Health}})
+@router.get("/readyz", responses={503: {"model": schemas.Health}})
 def readyz(
     state: State,
     response: Response,
     verbose: Annotated[str | None, Query(max_length=10, description="Tell each check.")] = None,
-) -> answers.Health:
+) -> schemas.Health:
     """Tell whether requests can be served."""
     found = _health(state, response)
     if verbose is not None:
@@ -52,19 +52,19 @@ def readyz(
 
 
 @router.get("/livez")
-async def livez() -> answers.Health:
+async def livez() -> schemas.Health:
     """Tell whether the process is alive; says nothing about the database."""
-    return answers.Health(status="ok", version=__version__, database="not asked", runners=None)
+    return schemas.Health(status="ok", version=__version__, database="not asked", runners=None)
 
 
 @router.get("/version")
-def version(state: State) -> answers.VersionInfo:
+def version(state: State) -> schemas.VersionInfo:
     try:
         with _probing(state.pool) as connection:
             metastore = migrate.current_version(connection)
     except UNREACHABLE:
         metastore = None
-    return answers.VersionInfo(version=__version__, api="v1", metastore=metastore)
+    return schemas.VersionInfo(version=__version__, api="v1", metastore=metastore)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -89,7 +89,7 @@ def _probing(pool: Pool) -> AbstractContextManager[Connection]:
     return pool.connection(timeout=min(_PROBE_SECONDS, pool.timeout))
 
 
-def _health(state: AppState, response: Response) -> answers.Health:
+def _health(state: AppState, response: Response) -> schemas.Health:
     try:
         with _probing(state.pool) as connection:
             found, wanted = migrate.current_version(connection), state.schema_version
@@ -99,9 +99,9 @@ def _health(state: AppState, response: Response) -> answers.Health:
     except UNREACHABLE:
         return _unwell(response, "does not answer")
     working = "ok" if alive else "no runner is alive: nobody runs anything; start one with `vitrina runner`"
-    return answers.Health(status="ok", version=__version__, database="ok", runners=alive, working=working)
+    return schemas.Health(status="ok", version=__version__, database="ok", runners=alive, working=working)
 
 
-def _unwell(response: Response, reason: str) -> answers.Health:
+def _unwell(response: Response, reason: str) -> schemas.Health:
     response.status_code = 503
-    return answers.Health(status="unavailable", version=__version__, database=reason, runners=None)
+    return schemas.Health(status="unavailable", version=__version__, database=reason, runners=None)

@@ -17,18 +17,20 @@ from vitrina.connectors.clickhouse.tables import DELETED, VERSION
 from vitrina.connectors.clickhouse.writer import Converter
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Key, PartId
-from vitrina.ports.compare import Extent, RowImage, Side
+from vitrina.ports.compare import ComparableSide, Extent, RowImage
 
-# Reads the rows of the source once, as a run would bring them, each table with whether its rows are young.
+# Reads the rows of the source once, as a run would bring them, each table with whether its rows are in flight.
 ComparedRows = Callable[[], Iterator[tuple[pa.Table, bool]]]
 
 # Of keys in one question.
 _KEYS_AT_ONCE = 2_000
-_YOUNG_PART, _OLD_PART = 1, 0
+_IN_FLIGHT_PART, _OLD_PART = 1, 0
 
 
 @contextmanager
-def sides(target: OpenedTable, rows: ComparedRows, compared: Sequence[str]) -> Iterator[tuple[Side, Side]]:
+def sides(
+    target: OpenedTable, rows: ComparedRows, compared: Sequence[str]
+) -> Iterator[tuple[ComparableSide, ComparableSide]]:
     """Write the source's rows into a table beside the target, which is dropped when the block ends."""
     shown = target.tables.shown()
     if shown is None:
@@ -65,11 +67,11 @@ def _create(path: str, target: OpenedTable) -> str:
 def _fill(target: OpenedTable, path: str, rows: ComparedRows) -> None:
     """Insert the source's rows, with the batch's number as their version: the later of two rows with one key counts.
 
-    The last bit of the version marks young rows.
+    The last bit of the version marks in-flight rows.
     """
     converter = Converter(target.layout, target.definition.options.delete_when, merges=True)
-    for number, (table, young) in enumerate(rows(), 1):
-        part = PartId(0, number << 1 | (_YOUNG_PART if young else _OLD_PART))
+    for number, (table, in_flight) in enumerate(rows(), 1):
+        part = PartId(0, number << 1 | (_IN_FLIGHT_PART if in_flight else _OLD_PART))
         converted = converter.convert(table, part)
         # Rows that the table cannot hold are on record as dead letters, and not compared.
         if converted.rows.num_rows:
@@ -114,9 +116,11 @@ class TableSide:
         return f"{DELETED} = 0"
 
     def extent(self) -> Extent:
-        young = f"countIf(bitAnd({VERSION}, 1) = 1)" if self.is_source else "0"
-        [(rows, young_rows)] = self.target.server.rows(f"SELECT count(), {young} FROM {self.table} WHERE {self._lives}")
-        return Extent(int(rows), int(young_rows), {}, {})
+        in_flight = f"countIf(bitAnd({VERSION}, 1) = 1)" if self.is_source else "0"
+        [(rows, in_flight_rows)] = self.target.server.rows(
+            f"SELECT count(), {in_flight} FROM {self.table} WHERE {self._lives}"
+        )
+        return Extent(int(rows), int(in_flight_rows), {}, {})
 
     def total(self) -> tuple[int, str]:
         [(rows, total)] = self.target.server.rows(
@@ -163,10 +167,10 @@ class TableSide:
 
     def _images(self, where: str) -> Iterator[RowImage]:
         """Sort by place, then by the bytes of the key's text. Both sides are sorted here, by the same rule."""
-        young = f"bitAnd({VERSION}, 1)" if self.is_source else "0"
+        in_flight = f"bitAnd({VERSION}, 1)" if self.is_source else "0"
         found = self.target.server.arrow(
             f"SELECT {self._key}, {self._place} AS _p, toString(reinterpretAsUInt128({self._image})) AS _i,"
-            f" {young} AS _y, {DELETED} AS _d FROM {self.table} WHERE {where}"
+            f" {in_flight} AS _y, {DELETED} AS _d FROM {self.table} WHERE {where}"
         )
         keys = keys_of(found, self.target.layout.key)
         places, images = found.column("_p").to_pylist(), found.column("_i").to_pylist()

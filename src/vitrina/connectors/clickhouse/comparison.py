@@ -13,7 +13,7 @@ from vitrina.errors import FatalError
 from vitrina.ports import corrections
 from vitrina.ports.batch import Key
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.compare import Correction, Difference, Looked, Rescans, Side
+from vitrina.ports.compare import ComparableSide, Correction, Difference, Looked, Rescans
 
 
 class TableComparison:
@@ -47,7 +47,7 @@ class TableComparison:
         return self._looked.stamps - set(self._looked.key)
 
     @contextmanager
-    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+    def sides(self, found: Checkpoint) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         self._found = found
         with compare.sides(self._target, partial(self._rows, found), self.compared) as pair:
             yield pair

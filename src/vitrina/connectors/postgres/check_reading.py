@@ -59,7 +59,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CheckCounts:
     """What one reading told: how many rows break checks, and what was measured, by the names of checks."""
 
     broken: Mapping[str, int] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Question:
     def _place(self, check: RowCheck) -> int:
         return [one.called for one in self.counted].index(check.called)
 
-    def read(self, row: Mapping[str, Any], checks: Checks) -> Reading:
+    def read(self, row: Mapping[str, Any], checks: Checks) -> CheckCounts:
         """Read the answer."""
         broken = {check.called: row[f"c{place}"] for place, check in enumerate(self.counted)}
         measured = {
@@ -147,7 +147,7 @@ class Question:
             for place, check in enumerate(self.measured)
             if isinstance(check, RowCount | Freshness)
         }
-        return Reading(broken, measured, row["rows"])
+        return CheckCounts(broken, measured, row["rows"])
 
 
 def is_broken(check: RowCheck) -> Composed:

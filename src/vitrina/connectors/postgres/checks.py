@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import sqlguard
 from vitrina.connectors.postgres import plan_check
-from vitrina.connectors.postgres.check_reading import Question, Reading, Rows, is_broken, leads_to_one_row
+from vitrina.connectors.postgres.check_reading import CheckCounts, Question, Rows, is_broken, leads_to_one_row
 from vitrina.connectors.postgres.reach import Name
 from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.connectors.postgres.stage import PLACE, SCHEMA, Stage
@@ -36,7 +36,7 @@ from vitrina.data_checks import (
 )
 from vitrina.errors import BadCheck, Disconnected, InvalidQuery, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Counts, DeadLetter
-from vitrina.ports.checks import MAX_EXAMPLES, Checks, Found, Judgement, Outcome, of_age, refuse_failed
+from vitrina.ports.checks import MAX_EXAMPLES, CheckOutcome, Checks, Found, Judgement, of_age, refuse_failed
 from vitrina.ports.types import base_type
 from vitrina.sentences import say
 from vitrina.settings import Settings
@@ -180,7 +180,7 @@ class MartChecks:
         reading = self._read_before(rejecting, measured, rows)
         outcomes, letters = [], list[DeadLetter]()
         for check in rejecting:
-            found, broken = self._reject(check, rows, reading or Reading())
+            found, broken = self._reject(check, rows, reading or CheckCounts())
             outcomes.append(found)
             letters += [self._letter(check, row) for row in broken]
             rows = rows.but([row["place"] for row in broken])
@@ -197,7 +197,9 @@ class MartChecks:
         self.rows_judged = reading.rows
         return rows, Judgement(tuple(outcomes), tuple(letters)), reading.measured
 
-    def _read_before(self, rejecting: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows) -> Reading | None:
+    def _read_before(
+        self, rejecting: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows
+    ) -> CheckCounts | None:
         """Read rows of which some may be rejected; None when a check cannot be judged, perhaps because of these."""
         if not rejecting:
             return self._read_once(self._checks.of_rows, measured, rows)
@@ -212,7 +214,7 @@ class MartChecks:
             setting = SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(Literal(longest))
             self._session.execute(setting)
 
-    def _reject(self, check: RowCheck, rows: Rows, reading: Reading) -> tuple[Outcome, list[Row]]:
+    def _reject(self, check: RowCheck, rows: Rows, reading: CheckCounts) -> tuple[CheckOutcome, list[Row]]:
         before = self._rejected.get(check.called, 0)
         number, broken = (0, []) if reading.holds(check) else self._broken_rows(check, rows, check.max_rejected)
         found = self._checks.outcome(check, _of_rows(number, broken), rejected_before=before)
@@ -220,17 +222,17 @@ class MartChecks:
             self._rejected[check.called] = before + number
         return found, broken
 
-    def _outcome(self, check: RowCheck, rows: Rows, reading: Reading) -> Outcome:
+    def _outcome(self, check: RowCheck, rows: Rows, reading: CheckCounts) -> CheckOutcome:
         """Look at rows again only where some break the check, to show them."""
         if reading.holds(check):
             return self._checks.outcome(check, _of_rows(0, []))
         return self._checks.outcome(check, _of_rows(*self._broken_rows(check, rows, MAX_EXAMPLES)))
 
-    def _read_once(self, checks: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows) -> Reading:
+    def _read_once(self, checks: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows) -> CheckCounts:
         """Ask everything that one reading can tell. Where that fails, each check is asked by itself, and named."""
         question = Question([check for check in checks if self._is_counted(check)], measured)
         if not question:
-            return Reading()
+            return CheckCounts()
         try:
             with nullcontext() if question.is_of_author else self._session.transaction():
                 return self._answer(question, rows)
@@ -238,7 +240,7 @@ class MartChecks:
             if len(question) == 1:
                 raise
         parts = [self._answer(part, rows) for part in question.parts()]
-        return Reading(
+        return CheckCounts(
             {name: number for part in parts for name, number in part.broken.items()},
             {name: found for part in parts for name, found in part.measured.items()},
         )
@@ -253,7 +255,7 @@ class MartChecks:
             self._to_one_row[check.called] = is_so
         return self._to_one_row[check.called]
 
-    def _answer(self, question: Question, rows: Rows) -> Reading:
+    def _answer(self, question: Question, rows: Rows) -> CheckCounts:
         check = question.query()
         given = SQL("{} AS NOT MATERIALIZED ({})").format(Identifier(STAGED), question.given(rows))
         if question.is_of_author:
@@ -311,7 +313,7 @@ class MartChecks:
 
     # --- all rows --------------------------------------------------------------------------------------------------
 
-    def _judge_sets(self, rows: Rows, known: Mapping[str, Found]) -> list[Outcome]:
+    def _judge_sets(self, rows: Rows, known: Mapping[str, Found]) -> list[CheckOutcome]:
         """Judge what is said of all rows; some of it may be known already."""
         checks = [check for check in self._checks.of_sets if not isinstance(check, ChangedShare)]
         there = [check for check in checks if check.called not in known and set(check.columns_read) <= set(rows.names)]
@@ -369,17 +371,17 @@ class MartChecks:
             )
             return _first_rows(self._read(check, reader, judged, statement))
 
-    def _judge_sql(self, check: Asked) -> sqlguard.Judged:
+    def _judge_sql(self, check: Asked) -> sqlguard.CheckedQuery:
         """Judge it again: the definition may have been written with psql."""
         try:
-            judged = sqlguard.judge(check.select, self._settings.sql_policy, given=names_given(check))
+            judged = sqlguard.check(check.select, self._settings.sql_policy, given=names_given(check))
         except InvalidQuery as exc:
             raise _bad(check, exc.message) from exc
         if judged.parameters:
             raise _bad(check, say("check.no_parameters"))
         return judged
 
-    def _read(self, check: Asked, reader: SqlReader, judged: sqlguard.Judged, statement: Composed) -> list[Row]:
+    def _read(self, check: Asked, reader: SqlReader, judged: sqlguard.CheckedQuery, statement: Composed) -> list[Row]:
         try:
             if judged.text not in self._admitted:
                 named = say("check.named", check=check.called)

@@ -48,7 +48,7 @@ class Field:
 
 @dataclass(frozen=True)
 class TableSide:
-    """A FROM item on a connection. `young` is true of rows that the mart may not have yet."""
+    """A FROM item on a connection. `in_flight` is true of rows that the mart may not have yet."""
 
     connection: Connection
     head: Composable
@@ -57,7 +57,7 @@ class TableSide:
     columns: tuple[Field, ...]  # compared; the key is not among them
     translate: Callable[[psycopg.Error], Exception]
     condition: Composable = field(default_factory=lambda: SQL("true"))
-    young: Composable = field(default_factory=lambda: SQL("false"))
+    in_flight: Composable = field(default_factory=lambda: SQL("false"))
     # Several rows of one key: the first in this order is the one that the mart has. Empty: there must be one only.
     latest: tuple[Composable, ...] = ()
     cursor: Field | None = None
@@ -94,18 +94,18 @@ class TableSide:
         there = SQL("NOT {}").format(self.gone) if self.gone else SQL("true")
         outputs: list[Composable] = [
             SQL("{} FILTER (WHERE {})").format(count, there),
-            SQL("{} FILTER (WHERE {} AND {})").format(count, self.young, there),
+            SQL("{} FILTER (WHERE {} AND {})").format(count, self.in_flight, there),
         ]
         outputs += [
             SQL("{}({})::text").format(SQL(function), _ordered(field))
             for function in ("min", "max")
             for field in fields
         ]
-        rows, young, *ends = self._one(self._select(outputs))
+        rows, in_flight, *ends = self._one(self._select(outputs))
         names = [field.name for field in fields]
         return Extent(
             rows,
-            young,
+            in_flight,
             dict(zip(names, ends[: len(names)], strict=True)),
             dict(zip(names, ends[len(names) :], strict=True)),
         )
@@ -157,7 +157,7 @@ class TableSide:
             SQL("{} AS key_text").format(key_text),
             SQL("ARRAY[{}]").format(SQL(", ").join(SQL("{}::text").format(one_form(field)) for field in self.key)),
             self._image(),
-            SQL("coalesce({}, false)").format(self.young),
+            SQL("coalesce({}, false)").format(self.in_flight),
         ]
         order = SQL(", ").join([SQL("1, 2"), *(SQL("{} DESC").format(column) for column in self.latest)])
         statement = SQL("{} ORDER BY {}").format(self._select(outputs, where), order)
@@ -165,8 +165,8 @@ class TableSide:
         with self._translating(), self.connection.cursor(name="vitrina_images", row_factory=tuple_row) as cursor:
             cursor.itersize = _FETCH_ROWS
             cursor.execute(statement)
-            for place, text, key, image, young in cursor:
-                row = RowImage(place, text, tuple(key), image, young)
+            for place, text, key, image, in_flight in cursor:
+                row = RowImage(place, text, tuple(key), image, in_flight)
                 if previous is None or row.position != previous.position:
                     yield row
                 elif not self.latest:

@@ -91,7 +91,7 @@ class CopySource:
                         rows = self._fill(self._stages[number % len(self._stages)], number, lines)
                     failpoints.hit("batch.filled")
                     position, seconds = lines.position, time.monotonic() - started
-                    yield Part(number, rows, position, seconds, laps=watch.laps, reopened=reopened)
+                    yield Part(number, rows, position, seconds, timings=watch.timings, reopened=reopened)
                     number += 1
                     if age.is_over:
                         break

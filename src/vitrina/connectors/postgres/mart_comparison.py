@@ -13,7 +13,7 @@ from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import FatalError
 from vitrina.ports import types
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.compare import Correction, Difference, Looked, Side
+from vitrina.ports.compare import ComparableSide, Correction, Difference, Looked
 
 
 class MartComparison:
@@ -55,17 +55,17 @@ class MartComparison:
         return [name for name in self._other_columns if name in self._writer.not_compared]
 
     @contextmanager
-    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+    def sides(self, found: Checkpoint) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         with self._both(found, self._compared_columns) as both:
             yield both
 
     @contextmanager
-    def key_sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+    def key_sides(self, found: Checkpoint) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         with self._both(found, ()) as both:
             yield both
 
     @contextmanager
-    def _both(self, found: Checkpoint, names: Sequence[str]) -> Iterator[tuple[Side, Side]]:
+    def _both(self, found: Checkpoint, names: Sequence[str]) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         self._found = found
         target = self._target_side(names)
         with target.snapshot(), self._source_side(names) as source, source.snapshot():
@@ -100,7 +100,7 @@ class MartComparison:
                 key=self._fields(self._looked.key),
                 columns=self._fields(names),
                 translate=mart_rows.translate,
-                young=mart_recomputed.IS_YOUNG if self._cursor else SQL("false"),
+                in_flight=mart_recomputed.IS_IN_FLIGHT if self._cursor else SQL("false"),
                 latest=mart_recomputed.LATEST if self._cursor else (),
                 cursor=self._cursor_field,
                 gone=self._is_gone,
@@ -116,7 +116,7 @@ class MartComparison:
             columns=self._fields(names, given=source.types),
             translate=translate_read,
             condition=rescan.is_read(source),
-            young=rescan.young(source, self._found),
+            in_flight=rescan.in_flight(source, self._found),
             latest=rescan.latest(source),
             cursor=self._cursor_field,
             gone=self._is_gone,

@@ -14,7 +14,7 @@ from vitrina.connectors.postgres.target import Foreseen
 from vitrina.errors import CheckFailed, ShrinkRefused
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.checks import Judgement, Outcome
+from vitrina.ports.checks import CheckOutcome, Judgement
 from vitrina.ports.data_plan import SAMPLE_ROWS, DataDifference, Sample, SampleKind
 from vitrina.ports.schema import Column
 from vitrina.ports.target import Loading
@@ -174,7 +174,7 @@ class MartPlan:
             self._refusals.append(exc.message)
             return Judgement(exc.outcomes)
 
-    def _judge_change(self, judged: Judgement, foreseen: Foreseen) -> Sequence[Outcome]:
+    def _judge_change(self, judged: Judgement, foreseen: Foreseen) -> Sequence[CheckOutcome]:
         if self.load.checks is None:
             return ()
         counts, _ = self._counted(foreseen)

@@ -20,7 +20,7 @@ from vitrina.store.database import Connection
 def staged(
     writer: PostgresWriter, url: str, looked: Looked, found: Checkpoint
 ) -> Iterator[tuple[Connection, Composable]]:
-    """Write the rows into a table of its own beside the mart, dropped with the block; `IS_YOUNG` is about its rows."""
+    """Write the rows into a table of their own, dropped with the block. `IS_IN_FLIGHT` refers to its rows."""
     name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
     stage = writer.stage(name, dict(looked.arrives_as or {}))
     session = f"vitrina:reconcile:{looked.pipeline_id}"
@@ -29,8 +29,8 @@ def staged(
         stage.create(connection, fillable_by=None)
         try:
             with closing(Stager(url, session, (stage,), epoch=0, target=writer.target)) as stager:
-                for number, (table, young) in enumerate(looked.rows(found, in_order=True), 1):
-                    stager.stage(table, 2 * number + young)
+                for number, (table, in_flight) in enumerate(looked.rows(found, in_order=True), 1):
+                    stager.stage(table, 2 * number + in_flight)
             stage.analyze(connection)
             yield connection, stage.in_batches()
         finally:
@@ -38,7 +38,7 @@ def staged(
 
 
 # Young rows are staged in odd batches.
-IS_YOUNG = SQL("q.{} % 2 = 1").format(Identifier(BATCH))
+IS_IN_FLIGHT = SQL("q.{} % 2 = 1").format(Identifier(BATCH))
 # A later batch writes over an earlier one; within a batch, a key may come only once.
 LATEST = (SQL("q.{}").format(Identifier(BATCH)),)
 

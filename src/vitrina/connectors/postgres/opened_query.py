@@ -16,7 +16,7 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store import database
 from vitrina.store.database import Connection
 
@@ -30,7 +30,7 @@ class OpenedQuery:
         self,
         definition: Definition,
         settings: Settings,
-        judged: Judged,
+        judged: CheckedQuery,
         reader: SqlReader,
         *,
         reader_url: str,

@@ -72,7 +72,7 @@ class PushdownSource:
             if rows:
                 with watch.lap("stage"):
                     position = self._last(stage, number)
-                yield Part(number, rows, position, time.monotonic() - started, laps=watch.laps, reopened=reopened)
+                yield Part(number, rows, position, time.monotonic() - started, timings=watch.timings, reopened=reopened)
             if limit is None or rows < limit:
                 return
             number += 1

@@ -19,7 +19,7 @@ from vitrina.ports.schema import Column
 from vitrina.ports.source import Description
 from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ waited_for = sessions.waited_for
 
 
 def sample(
-    reader: Reader, definition: Definition, judged: Judged, settings: Settings, sizes: Sizes
+    reader: Reader, definition: Definition, judged: CheckedQuery, settings: Settings, sizes: Sizes
 ) -> "tuple[Description, pa.Table]":
     # Imported here: previews of plain queries need neither pyarrow nor its half second.
     from vitrina.connectors.postgres import sampling
@@ -55,7 +55,7 @@ def sample(
     return Description(tuple(result), stamps=judged.volatile_columns), rows
 
 
-def first_rows(definition: Definition, judged: Judged, settings: Settings, sizes: Sizes) -> dict[str, Any]:
+def first_rows(definition: Definition, judged: CheckedQuery, settings: Settings, sizes: Sizes) -> dict[str, Any]:
     session_name = f"vitrina:preview:{definition.name}"
     with waited_for(definition.source_connection, settings, session_name) as reader:
         columns = reader.describe(judged)
@@ -78,7 +78,7 @@ def first_rows(definition: Definition, judged: Judged, settings: Settings, sizes
     return {"columns": _shown(columns), "rows": rows}
 
 
-def _query(definition: Definition, judged: Judged, columns: Sequence[Column]) -> Query:
+def _query(definition: Definition, judged: CheckedQuery, columns: Sequence[Column]) -> Query:
     types = {column.name: column.type for column in columns}
     return Query(judged, cursors.cursor_of(definition, types) if definition.mode == "incremental" else None)
 
@@ -88,7 +88,7 @@ def _shown(columns: Sequence[Column]) -> list[dict[str, str]]:
 
 
 def explain(connection: str, query: str, settings: Settings) -> dict[str, Any]:
-    judged = sqlguard.judge(query, settings.sql_policy)
+    judged = sqlguard.check(query, settings.sql_policy)
     with waited_for(connection, settings, "vitrina:explain") as reader:
         columns = reader.describe(judged)
         admitted = plan_check.admit(reader, Query(judged, None), settings)

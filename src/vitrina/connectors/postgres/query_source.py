@@ -199,7 +199,7 @@ class QuerySource(OpenedQuery):
 
     def _admit_affects(self, text: str) -> None:
         """Judge a query that says which keys a change concerns: its author may read no more than by the pipeline."""
-        judged = sqlguard.judge(text, self.settings.sql_policy)
+        judged = sqlguard.check(text, self.settings.sql_policy)
         plan_check.admit(self.reader, Query(judged), self.settings, "options.live.affects")
 
     def follow(self, derivation: Derivation) -> "QueryFollowing":

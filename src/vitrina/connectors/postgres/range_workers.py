@@ -14,7 +14,7 @@ from vitrina.connectors.postgres.source import Bounds, Order, Query
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Batch, Part
-from vitrina.ports.ranges import Filled, Task
+from vitrina.ports.ranges import FilledRange, Task
 from vitrina.ports.schema import Column
 from vitrina.ports.source import BaseSource, Description, Form, Window
 from vitrina.ports.target import Writer
@@ -177,13 +177,13 @@ class CopyRanges:
         url = settings.connection_url(target.connection)
         self._sink = named_sessions.connect(settings, url, target.connection, target.session_name, {})
 
-    def fill(self, task: Task, progressed: Callable[[int], None]) -> Filled:
+    def fill(self, task: Task, progressed: Callable[[int], None]) -> FilledRange:
         self._handle.source.require_origin(self._reader, task.snapshot)
         with closing(self._copying(task).parts(task.number, task.range.after)) as parts:  # type: ignore[type-var]
             part = next(parts, Part(task.number, 0, None))
         # As many as were asked for: there may be more. A range that is found to be empty costs little.
         reached = part.last if part.rows >= task.most_rows else None
-        return Filled(replace(part, last=None), reached)
+        return FilledRange(replace(part, last=None), reached)
 
     def _copying(self, task: Task) -> CopySource:
         source, target = self._handle.source, self._handle.target

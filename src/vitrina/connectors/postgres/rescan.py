@@ -16,7 +16,7 @@ from vitrina.ports.compare import Extent
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_YOUNG = "_young"
+_IN_FLIGHT = "_young"
 
 
 def is_read(source: OpenedQuery) -> Composable:
@@ -27,7 +27,7 @@ def is_read(source: OpenedQuery) -> Composable:
     return SQL("q.{} IS NOT NULL").format(Identifier(cursor.key))
 
 
-def young(source: OpenedQuery, found: Checkpoint) -> Composable:
+def in_flight(source: OpenedQuery, found: Checkpoint) -> Composable:
     """Tell whether the target may not have the row yet."""
     cursor, safe = source.cursor, found.safe_upto
     if cursor is None:
@@ -57,7 +57,7 @@ def rows_by_age(
     from vitrina.transforms.outputs import outputs as natural_outputs
 
     outputs = natural_outputs(source.result) if natural else outputs_of(source.result)
-    outputs.append(SQL("coalesce({}, false) AS {}").format(young(source, found), Identifier(_YOUNG)))
+    outputs.append(SQL("coalesce({}, false) AS {}").format(in_flight(source, found), Identifier(_IN_FLIGHT)))
     order = latest(source) if in_order else ()
     if sample is not None:
         order = (SQL("pg_catalog.random()"),)
@@ -72,7 +72,7 @@ def _by_age(table: "pa.Table") -> "Iterator[tuple[pa.Table, bool]]":
     import pyarrow.compute as pc
 
     for is_young in (False, True):
-        part = table.filter(pc.equal(table.column(_YOUNG), is_young)).drop_columns([_YOUNG])
+        part = table.filter(pc.equal(table.column(_IN_FLIGHT), is_young)).drop_columns([_IN_FLIGHT])
         if part.num_rows:
             yield part, is_young
 
@@ -92,7 +92,7 @@ def extent(source: OpenedQuery, found: Checkpoint, key: Sequence[str], *, unless
         columns=(),
         translate=translate_read,
         condition=condition,
-        young=young(source, found),
+        in_flight=in_flight(source, found),
         latest=latest(source),
         cursor=_field(source, cursor.key) if cursor else None,
     )

@@ -109,7 +109,7 @@ def _read(reader: SqlReader, statement: Composed, *, limit_bytes: int, what: str
 def load_reference(reader: SqlReader, settings: Settings, query: str) -> pa.Table:
     """Run a reference query of a step. It is judged like the source query, and has its rights."""
     try:
-        judged = sqlguard.judge(query, settings.sql_policy)
+        judged = sqlguard.check(query, settings.sql_policy)
     except InvalidQuery as exc:
         raise SourceQueryFailed(f"reference query: {exc.message}") from exc
     if judged.parameters:

@@ -20,7 +20,7 @@ from vitrina.errors import Disconnected, SnapshotGone, SourceQueryFailed, Transi
 from vitrina.ports.batch import Position
 from vitrina.ports.schema import Column
 from vitrina.sentences import say
-from vitrina.sqlguard import Judged
+from vitrina.sqlguard import CheckedQuery
 from vitrina.store import database, pooling
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
@@ -173,7 +173,7 @@ class Age:
 class Query:
     """A judged query with its cursor bounds filled in."""
 
-    judged: Judged
+    judged: CheckedQuery
     cursor: Cursor | None = None
 
     def wrapped(self, bounds: Bounds) -> tuple[Composed, Composed]:
@@ -281,7 +281,7 @@ class SqlReader:
         except psycopg.Error as exc:
             raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
 
-    def describe(self, judged: Judged) -> list[Column]:
+    def describe(self, judged: CheckedQuery) -> list[Column]:
         """Describe names and types of the result without running the query."""
         raw = self.connection.pgconn
         with self.reading():
@@ -305,7 +305,7 @@ class SqlReader:
                 return []
             return _origins(raw.describe_prepared(b""))
 
-    def _refuse_failed(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> None:
+    def _refuse_failed(self, result: "psycopg.pq.abc.PGresult", judged: CheckedQuery) -> None:
         if result.status == psycopg.pq.ExecStatus.COMMAND_OK:
             return
         exc = psycopg.errors.error_from_result(result)
@@ -487,7 +487,7 @@ def _origins(described: "psycopg.pq.abc.PGresult") -> list[tuple[int, int] | Non
     return [origin if all(origin) else None for origin in found]
 
 
-def _placeholders(judged: Judged) -> dict[str, str]:
+def _placeholders(judged: CheckedQuery) -> dict[str, str]:
     """Write parameters as placeholders whose types the server infers; for describing a query."""
     return {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"}
 

@@ -36,7 +36,7 @@ class Rejected:
 
 
 @dataclass
-class Outcome:
+class BulkOutcome:
     """What became of a batch: every document is in exactly one of these numbers."""
 
     created: int = 0

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from vitrina import errors
 from vitrina.connectors.search import objects, versions
-from vitrina.connectors.search.batch import Actions, Outcome, Rejected
+from vitrina.connectors.search.batch import Actions, BulkOutcome, Rejected
 from vitrina.connectors.search.circuit import Circuit
 from vitrina.connectors.search.client import Reply, ReplyLost, translate
-from vitrina.connectors.search.verdicts import Item, Verdict, all_results, judge_item, judge_request
+from vitrina.connectors.search.verdicts import Item, ItemVerdict, all_results, judge_item, judge_request
 
 BEATEN = "the index holds a version of this document that a later claim than this run's wrote"
 
@@ -101,8 +101,8 @@ class BulkEngine:
         should_stop: Callable[[], bool] = lambda: False,
         on_wait: Callable[[str | None], None] = lambda reason: None,
         renew_target: Callable[[], str] | None = None,
-        judge_item: Callable[[Item], Verdict] = judge_item,
-        judge_request: Callable[[Reply], Verdict] = judge_request,
+        judge_item: Callable[[Item], ItemVerdict] = judge_item,
+        judge_request: Callable[[Reply], ItemVerdict] = judge_request,
     ) -> None:
         self.target = target
         self.transport = transport
@@ -133,7 +133,7 @@ class BulkEngine:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def send(self, actions: Actions) -> Outcome:
+    def send(self, actions: Actions) -> BulkOutcome:
         """Send a batch and return when every document is acknowledged or rejected. Raise `RunError` when that fails."""
         return self.start(actions).finish()
 
@@ -177,7 +177,7 @@ class Delivery:
         self._engine = engine
         self._limits = engine.limits
         self.actions = actions
-        self._outcome = Outcome()
+        self._outcome = BulkOutcome()
         self._ready = deque(_Chunk(positions) for positions in self._cut(range(len(actions.lines))))
         self._in_flight = 0
         self._answers: queue.SimpleQueue[tuple[_Request, _Answer]] = queue.SimpleQueue()
@@ -193,7 +193,7 @@ class Delivery:
         self._finished = False
         self._failure: errors.RunError | None = None
 
-    def finish(self) -> Outcome:
+    def finish(self) -> BulkOutcome:
         """Wait until every document is acknowledged or rejected, or raise `RunError`.
 
         A second call gives the same answer.
@@ -288,13 +288,13 @@ class Delivery:
     def _settle_reply(self, request: _Request, reply: Reply) -> None:
         positions = request.chunk.positions
         verdict = self._engine.judge_request(reply)
-        if verdict is Verdict.DONE:
+        if verdict is ItemVerdict.DONE:
             self._settle_items(request, reply)
-        elif verdict is Verdict.SPLIT:
+        elif verdict is ItemVerdict.SPLIT:
             self._split(request.chunk, reply)
-        elif verdict is Verdict.FENCED:
+        elif verdict is ItemVerdict.FENCED:
             self._fenced(request, positions)
-        elif verdict in (Verdict.RETRY, Verdict.RETRY_FEW, Verdict.BLOCKED):
+        elif verdict in (ItemVerdict.RETRY, ItemVerdict.RETRY_FEW, ItemVerdict.BLOCKED):
             # A gateway that gave up waiting (502, 504) does not know what became of the request either.
             self._reply_lost |= reply.status in (502, 504)
             self._wait_for_server(translate("bulk request not taken", reply))
@@ -326,7 +326,7 @@ class Delivery:
             item = next(rest)
             if position in self._clearings:
                 second = next(rest)
-                item = second if self._engine.judge_item(item) is Verdict.DONE else item
+                item = second if self._engine.judge_item(item) is ItemVerdict.DONE else item
             words.append(item)
         return words
 
@@ -338,18 +338,18 @@ class Delivery:
         problem_item: Item | None = None
         for position, item in zip(request.chunk.positions, items, strict=True):
             verdict = self._engine.judge_item(item)
-            if verdict is Verdict.DONE and self._left_something(position, item):
+            if verdict is ItemVerdict.DONE and self._left_something(position, item):
                 unclear.append(position)
-            elif verdict is Verdict.DONE:
+            elif verdict is ItemVerdict.DONE:
                 self._outcome.add({item.result: 1})
-            elif verdict is Verdict.SUPERSEDED and self._beaten_by_later_claim(position):
+            elif verdict is ItemVerdict.SUPERSEDED and self._beaten_by_later_claim(position):
                 self._reject(position, f"{BEATEN}: {item.reason}", item.status)
-            elif verdict is Verdict.FENCED:
+            elif verdict is ItemVerdict.FENCED:
                 fenced.append(position)
             elif self._is_worth_another_try(verdict, position):
                 again.append(position)
                 problem_item = item
-            elif verdict is Verdict.REJECT or verdict is Verdict.RETRY_FEW:
+            elif verdict is ItemVerdict.REJECT or verdict is ItemVerdict.RETRY_FEW:
                 self._reject(position, item.reason, item.status)
             else:
                 raise _refusal(item, request.target)
@@ -374,11 +374,11 @@ class Delivery:
             self._clearings[position] = objects.clearing(self.actions.ids[position], names)
         return bool(names)
 
-    def _is_worth_another_try(self, verdict: Verdict, position: int) -> bool:
-        if verdict is Verdict.RETRY_FEW:
+    def _is_worth_another_try(self, verdict: ItemVerdict, position: int) -> bool:
+        if verdict is ItemVerdict.RETRY_FEW:
             self._internal_errors[position] += 1
             return self._internal_errors[position] < self._limits.few_attempts
-        return verdict in (Verdict.RETRY, Verdict.BLOCKED, Verdict.SUPERSEDED)
+        return verdict in (ItemVerdict.RETRY, ItemVerdict.BLOCKED, ItemVerdict.SUPERSEDED)
 
     def _beaten_by_later_claim(self, position: int) -> bool:
         """Tell whether a later claim has written the document.

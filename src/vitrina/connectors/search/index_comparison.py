@@ -20,7 +20,7 @@ from vitrina.errors import FatalError
 from vitrina.ports import corrections
 from vitrina.ports.batch import Key
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
+from vitrina.ports.compare import ComparableSide, Correction, Difference, Extent, Looked, Rescans
 from vitrina.ports.documents import Document, DocumentSide, place_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class IndexComparison:
         return self._looked.stamps - set(self._looked.key)
 
     @contextmanager
-    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+    def sides(self, found: Checkpoint) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         self._found = found
         # With `update`, other pipelines may fill other fields of the same documents.
         whole = self._looked.definition.options.action == "index" and not self.not_compared
@@ -143,12 +143,12 @@ class SourceShelf:
             if document.content is None:
                 ages.pop(place, None)
             else:
-                ages[place] = document.young
+                ages[place] = document.in_flight
         return Extent(len(ages), sum(ages.values()), {}, {})
 
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        for table, young in self._looked.rows(self._found, in_order=in_order):
-            yield from self._documents_of(table, young)
+        for table, in_flight in self._looked.rows(self._found, in_order=in_order):
+            yield from self._documents_of(table, in_flight)
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
         return (document for document in self.documents(in_order=True) if document.id in ids)
@@ -158,26 +158,26 @@ class SourceShelf:
             return []
         found = (
             document
-            for table, young in self._looked.rows(self._found, sample=count)
-            for document in self._documents_of(table, young)
+            for table, in_flight in self._looked.rows(self._found, sample=count)
+            for document in self._documents_of(table, in_flight)
         )
         ids = [document.id for document in found if document.content is not None]
         return secrets.SystemRandom().sample(ids, min(count, len(ids)))
 
-    def _documents_of(self, table: pa.Table, young: bool) -> Iterator[Document]:
+    def _documents_of(self, table: pa.Table, in_flight: bool) -> Iterator[Document]:
         if not table.num_rows:
             return
         for batch in table.select(self._columns).combine_chunks().to_batches():
             prepared = self._encoder.encode(batch)
-            yield from self._prepared_documents(prepared, young)
+            yield from self._prepared_documents(prepared, in_flight)
 
-    def _prepared_documents(self, prepared: Prepared, young: bool) -> Iterator[Document]:
+    def _prepared_documents(self, prepared: Prepared, in_flight: bool) -> Iterator[Document]:
         for position, document_id in enumerate(prepared.actions.ids):
             text = prepared.actions.document(position)
-            yield Document(document_id, objects.parsed(text) if text else None, young)
+            yield Document(document_id, objects.parsed(text) if text else None, in_flight)
         for refused in prepared.rejected:
             if refused.id:  # no document can be like this one, and the report says why
-                yield Document(refused.id, {}, young, refused.reason)
+                yield Document(refused.id, {}, in_flight, refused.reason)
 
 
 class IndexShelf:
@@ -297,7 +297,7 @@ class _Ends:
         }
 
     def as_documents(self, extent: Extent) -> Extent:
-        return Extent(extent.rows, extent.young, self._converted(extent.least), self._converted(extent.greatest))
+        return Extent(extent.rows, extent.in_flight, self._converted(extent.least), self._converted(extent.greatest))
 
     def _converted(self, ends: Mapping[str, str | None]) -> dict[str, str | None]:
         converted: dict[str, str | None] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from vitrina.connectors.search import mapping
-from vitrina.connectors.search.batch import Actions, Outcome, Rejected
+from vitrina.connectors.search.batch import Actions, BulkOutcome, Rejected
 from vitrina.connectors.search.bulk import BulkEngine, Delivery, Limits
 from vitrina.connectors.search.client import Blocked, SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
@@ -332,7 +332,7 @@ class DocumentSender:
         return partial(self._arrive, under_way)
 
     def _arrive(self, under_way: Sequence[tuple[Prepared, Delivery]]) -> Written:
-        outcome = Outcome()
+        outcome = BulkOutcome()
         letters: list[DeadLetter] = []
         delivered: set[str] = set()
         for prepared, delivery in under_way:
@@ -362,7 +362,7 @@ class DocumentSender:
         """The ids of the documents with these keys, which are texts as Postgres writes them."""
         return self._encoder.ids_of_texts(keys)
 
-    def deliver(self, actions: Actions) -> Outcome:
+    def deliver(self, actions: Actions) -> BulkOutcome:
         return self._engine.send(actions)
 
     def close(self) -> None:
@@ -389,7 +389,7 @@ def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
     return [DeadLetter.about(one.id, one.reason, one.document) for one in refused]
 
 
-def counts_of(outcome: Outcome) -> Mapping[str, int]:
+def counts_of(outcome: BulkOutcome) -> Mapping[str, int]:
     """Count an outcome in the terms of a merge."""
     return {
         "inserted": outcome.created,

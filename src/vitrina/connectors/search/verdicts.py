@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from vitrina.connectors.search.client import BLOCK_TYPES, BUSY_STATUSES, Reply, describe_error
 
 
-class Verdict(Enum):
+class ItemVerdict(Enum):
     """What to do with a document, or with all documents of a request."""
 
     DONE = "applied, or already there"
@@ -57,17 +57,17 @@ def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
     return Counter([answer["result"] for answer in answers])
 
 
-def judge_item(item: Item) -> Verdict:
+def judge_item(item: Item) -> ItemVerdict:
     """Judge an item on its own, because a reply of 200 says nothing about its items."""
     if item.status < 300 or (item.status == 404 and item.error is None):  # the latter: delete of what is not there
-        return Verdict.DONE
+        return ItemVerdict.DONE
     if item.status == 409 and item.action != "update":
-        return Verdict.SUPERSEDED
+        return ItemVerdict.SUPERSEDED
     if item.status == 409:  # somebody else wrote the document between the server's read and write: nothing was applied
-        return Verdict.RETRY
+        return ItemVerdict.RETRY
     if item.status == 429 and is_past_limit(item.reason):
-        return Verdict.REJECT
-    return _judge_refusal(item.status, item.error_type) or Verdict.REJECT
+        return ItemVerdict.REJECT
+    return _judge_refusal(item.status, item.error_type) or ItemVerdict.REJECT
 
 
 # What an operation needs, and what the server has for all of them at once, in the words of its two guards.
@@ -87,31 +87,31 @@ def is_past_limit(reason: str) -> bool:
     return False
 
 
-def judge_request(reply: Reply) -> Verdict:
+def judge_request(reply: Reply) -> ItemVerdict:
     """Judge a request that was answered as a whole. DONE means that the caller has to judge the items."""
     if reply.status == 200:
-        return Verdict.DONE
+        return ItemVerdict.DONE
     if reply.status == 429 and is_past_limit(reply.reason):
-        return Verdict.SPLIT
+        return ItemVerdict.SPLIT
     # One document that cannot be parsed makes the server refuse all of them (a broken `update` does).
     if reply.status in (400, 413):
-        return _judge_refusal(reply.status, reply.error_type) or Verdict.SPLIT
-    return _judge_refusal(reply.status, reply.error_type) or Verdict.BROKEN
+        return _judge_refusal(reply.status, reply.error_type) or ItemVerdict.SPLIT
+    return _judge_refusal(reply.status, reply.error_type) or ItemVerdict.BROKEN
 
 
 # Errors that say more than their status, which differs between the servers and their versions.
 _BY_ERROR_TYPE = {
-    "index_not_found_exception": Verdict.FENCED,
-    **dict.fromkeys(BLOCK_TYPES, Verdict.BLOCKED),
-    "index_closed_exception": Verdict.BROKEN,
+    "index_not_found_exception": ItemVerdict.FENCED,
+    **dict.fromkeys(BLOCK_TYPES, ItemVerdict.BLOCKED),
+    "index_closed_exception": ItemVerdict.BROKEN,
 }
 
 
-def _judge_refusal(status: int, error_type: str) -> Verdict | None:
+def _judge_refusal(status: int, error_type: str) -> ItemVerdict | None:
     if error_type in _BY_ERROR_TYPE:
         return _BY_ERROR_TYPE[error_type]
     if status in BUSY_STATUSES:
-        return Verdict.RETRY
+        return ItemVerdict.RETRY
     if status in (401, 403):
-        return Verdict.FORBIDDEN
-    return Verdict.RETRY_FEW if status >= 500 else None
+        return ItemVerdict.FORBIDDEN
+    return ItemVerdict.RETRY_FEW if status >= 500 else None

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import structlog
 
-from vitrina.connectors.spark import answers, cluster, executor, shipping
+from vitrina.connectors.spark import cluster, executor, shipping, unpickling
 from vitrina.connectors.spark.executor import FillRanges, Numbers
 from vitrina.errors import FatalError, TransientError, VitrinaError
 from vitrina.ports.ranges import EngineOpening, Result, Task
@@ -102,7 +102,7 @@ class _Job:
         task = self._left.pop(place, None)
         if task is None:
             raise FatalError("the cluster has answered twice for one range of the key")
-        lines, filled, error = answers.read(answer)
+        lines, filled, error = unpickling.read(answer)
         for method, fields in lines:
             if method in _LOGGED:
                 getattr(structlog.get_logger(), method)(fields.pop("event", ""), **fields)

@@ -10,7 +10,7 @@ import structlog
 
 from vitrina import settings
 from vitrina.errors import FatalError, TransientError
-from vitrina.ports.ranges import Filled, FillHandle, Task
+from vitrina.ports.ranges import FilledRange, FillHandle, Task
 from vitrina.ports.worker_errors import packed
 from vitrina.sentences import say
 from vitrina.store import database
@@ -26,7 +26,7 @@ NUMBERS = 1 << 20
 _MOST_LINES = 200
 
 # What an attempt says: its log lines, and what it has brought, or the kind and the words of an error.
-Answer = tuple[list[tuple[str, dict[str, str]]], Filled | None, tuple[str, str] | None]
+Answer = tuple[list[tuple[str, dict[str, str]]], FilledRange | None, tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FillRanges:
             kind, message = packed(exc)
             return lines.kept, None, (kind, lines.redact(message))
 
-    def _filled(self, task: Task, own: settings.Settings) -> Filled:
+    def _filled(self, task: Task, own: settings.Settings) -> FilledRange:
         from pyspark import TaskContext
 
         context = TaskContext.get()

@@ -102,7 +102,7 @@ class Functions:
 
 
 @dataclass
-class Reading:
+class FileScan:
     """One place of the query where files are read."""
 
     patterns: tuple[str, ...]
@@ -144,7 +144,7 @@ class Query:
     """A query that was judged."""
 
     tree: Node
-    readings: list[Reading]
+    readings: list[FileScan]
     # Each row comes of one row of a file: files may be read one after the other.
     is_rowwise: bool
     # The same files give the same rows in the same order.
@@ -258,7 +258,7 @@ def _is_unstable_name(node: Node) -> bool:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _judge_table(node: Node, named: set[str]) -> Reading | None:
+def _judge_table(node: Node, named: set[str]) -> FileScan | None:
     kind = node.get("type")
     if "class" in node or not isinstance(kind, str):
         return None
@@ -271,7 +271,7 @@ def _judge_table(node: Node, named: set[str]) -> Reading | None:
     return None
 
 
-def _base_table(node: Node, named: set[str]) -> Reading | None:
+def _base_table(node: Node, named: set[str]) -> FileScan | None:
     name = str(node.get("table_name", ""))
     path = node.get("qualified_name", {}).get("path", [name])
     if node.get("schema_name") or node.get("catalog_name") or len(path) != 1 or node.get("at_clause"):
@@ -285,7 +285,7 @@ def _base_table(node: Node, named: set[str]) -> Reading | None:
     alias = node.get("alias") or ""
     node["function"] = {"function_name": reader, "alias": alias}
     node["type"] = "TABLE_FUNCTION"
-    return Reading((name,), reader, frozenset(), node)
+    return FileScan((name,), reader, frozenset(), node)
 
 
 def _reader_of(name: str) -> str:
@@ -301,7 +301,7 @@ def _reader_of(name: str) -> str:
     )
 
 
-def _table_function(node: Node) -> Reading | None:
+def _table_function(node: Node) -> FileScan | None:
     function = node.get("function", {})
     name = str(function.get("function_name", "")).lower()
     if name in _TABLE_FUNCTIONS:
@@ -312,7 +312,7 @@ def _table_function(node: Node) -> Reading | None:
     if not arguments:
         raise SourceQueryFailed(f"{name} lacks the names of the files")
     parameters = frozenset(_parameter(name, argument) for argument in arguments[1:])
-    return Reading(tuple(_patterns(name, arguments[0])), name, parameters, node)
+    return FileScan(tuple(_patterns(name, arguments[0])), name, parameters, node)
 
 
 def _parameter(reader: str, argument: Node) -> str:
@@ -364,7 +364,7 @@ def _is_rowwise(node: Node) -> bool:
 # --- putting files in ----------------------------------------------------------------------------------------
 
 
-def put_in(reading: Reading, call: Node) -> None:
+def put_in(reading: FileScan, call: Node) -> None:
     """Give a reading its files, as a call that the parser took apart; the author's parameters stay."""
     made, node = call["statements"][0]["node"]["from_table"], reading.node
     function = node["function"]
@@ -377,7 +377,7 @@ def put_in(reading: Reading, call: Node) -> None:
     node.update(alias=alias or _plain_alias(reading), column_name_alias=columns, sample=sample)
 
 
-def selecting(tree: Node, reading: Reading) -> Node:
+def selecting(tree: Node, reading: FileScan) -> Node:
     """Make `SELECT * FROM` of one reading, as a tree."""
     star = {"class": "STAR", "type": "STAR", "alias": "", "relation_name": "", "exclude_list": [], "replace_list": []}
     [statement] = tree["statements"]
@@ -398,7 +398,7 @@ def selecting(tree: Node, reading: Reading) -> Node:
     return {"error": False, "statements": [statement | {"node": node}]}
 
 
-def _plain_alias(reading: Reading) -> str:
+def _plain_alias(reading: FileScan) -> str:
     return reading.patterns[0] if len(reading.patterns) == 1 else ""
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import Response
 
-from vitrina import answers
-from vitrina.api import bodies
+from vitrina import schemas
+from vitrina.api.requests import DEFINITION_EXAMPLES, ApplyRequest
 from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import State, sendable
 from vitrina.services import manifests, requests
@@ -19,11 +19,11 @@ YAML = "application/yaml"
 
 
 @router.post("/apply")
-def apply(state: State, caller: Operator, wish: bodies.ApplyWish) -> answers.ApplyReport:
+def apply(state: State, caller: Operator, body: ApplyRequest) -> schemas.ApplyReport:
     """Make the pipelines match the documents: all of them or none."""
-    files: list[tuple[str | None, str]] = [(file.path, file.text) for file in wish.files]
-    if wish.documents is not None:
-        files.append((None, wish.documents))
+    files: list[tuple[str | None, str]] = [(file.path, file.text) for file in body.files]
+    if body.documents is not None:
+        files.append((None, body.documents))
     with state.changing() as connection:
         return sendable(
             manifests.apply(
@@ -31,10 +31,10 @@ def apply(state: State, caller: Operator, wish: bodies.ApplyWish) -> answers.App
                 state.settings,
                 caller,
                 files,
-                managed_by=wish.managed_by,
-                prune=wish.prune,
-                dry_run=wish.dry_run,
-                plans=wish.require_plans,
+                managed_by=body.managed_by,
+                prune=body.prune,
+                dry_run=body.dry_run,
+                plans=body.require_plans,
             )
         )
 
@@ -58,8 +58,8 @@ def export(
 def validate_definition(
     state: State,
     caller: Viewer,
-    definition: Annotated[dict[str, Any], Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
-) -> answers.ValidationReport:
+    definition: Annotated[dict[str, Any], Body(openapi_examples=DEFINITION_EXAMPLES)],
+) -> schemas.ValidationReport:
     """Report what is wrong with a definition that is not saved, as far as that is known without its source."""
     with state.pool.connection() as connection:
         return requests.static_report(connection, state.settings, definition)

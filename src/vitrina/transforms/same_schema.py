@@ -7,7 +7,7 @@ from vitrina.errors import StepFailed
 _SAME_KIND = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_timestamp)
 
 
-def held(who: str, made: pa.RecordBatch, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
+def require_same_schema(who: str, made: pa.RecordBatch, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
     """Convert the batch to the expected shape. A column of NULLs has no type yet; a later batch decides it."""
     twice = [name for name in made.schema.names if made.schema.names.count(name) > 1]
     if twice:

@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 6.0
 CLOSE_SECONDS = 1.0
 
 
-class KeptSession:
+class SharedSession:
     """Keep one session open, because logging in costs both sides twenty times what a turn costs.
 
     One caller at a time uses it, for milliseconds. A caller that waits for too long cuts off the one before: a server

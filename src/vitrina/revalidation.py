@@ -11,7 +11,7 @@ from vitrina.definition import Definition, Unfit
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.sqlguard import Judged, SqlPolicy
+from vitrina.sqlguard import CheckedQuery, SqlPolicy
 from vitrina.store import pipelines
 from vitrina.store.leases import Claim
 
@@ -32,19 +32,19 @@ def _problem(found: Mapping[str, Any]) -> str:
     return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
-def judge(definition: Definition, settings: Settings) -> Judged | None:
+def revalidate(definition: Definition, settings: Settings) -> CheckedQuery | None:
     """Judge the definition again before anything runs, because it may have been written with psql."""
     taskplan.check(definition, settings.target_policy)
     return _judge_query(definition, settings)
 
 
-def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
+def revalidate_reading(definition: Definition, settings: Settings) -> CheckedQuery | None:
     """Judge it for a caller that only reads, whatever its target."""
     taskplan.check(definition, None)
     return _judge_query(definition, settings)
 
 
-def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
+def _judge_query(definition: Definition, settings: Settings) -> CheckedQuery | None:
     if definition.python_source or not definition.reads_postgres:
         return None
     if definition.query is None:
@@ -56,6 +56,6 @@ def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
 
 
 @lru_cache(maxsize=64)
-def _judged(query: str, policy: SqlPolicy) -> Judged:
+def _judged(query: str, policy: SqlPolicy) -> CheckedQuery:
     """Judge a text once: the verdict depends on nothing but the text and the policy."""
-    return sqlguard.judge(query, policy)
+    return sqlguard.check(query, policy)

@@ -10,12 +10,12 @@ from vitrina.errors import FatalError
 _ALLOWED = frozenset(
     {
         ("vitrina.ports.batch", "Part"),
-        ("vitrina.ports.batch", "Lap"),
+        ("vitrina.ports.batch", "Timing"),
         ("vitrina.ports.batch", "Counts"),
         ("vitrina.ports.batch", "DeadLetter"),
         ("vitrina.ports.checks", "Judgement"),
-        ("vitrina.ports.checks", "Outcome"),
-        ("vitrina.ports.ranges", "Filled"),
+        ("vitrina.ports.checks", "CheckOutcome"),
+        ("vitrina.ports.ranges", "FilledRange"),
         ("builtins", "frozenset"),
         ("builtins", "set"),
         ("datetime", "datetime"),

@@ -98,7 +98,7 @@ class TaskPlan(Strict):
     items: list[Task] = Field(max_length=MAX_TASKS, examples=[TASKS])
 
 
-class RunWish(Strict):
+class RunRequest(Strict):
     """How a run is asked for."""
 
     trigger: Literal["api", "manual"] = Field("api", description="`manual` when a person asked.")
@@ -120,7 +120,7 @@ class RunWish(Strict):
         return self.since is None and self.until is None
 
 
-class CancelWish(Strict):
+class CancelRequest(Strict):
     """Whose run is meant."""
 
     run_requested_at: AwareDatetime | None = Field(
@@ -139,13 +139,13 @@ class NewState(Strict):
     )
 
 
-class PreviewWish(Strict):
+class PreviewRequest(Strict):
     """How much to show."""
 
     limit: Annotated[int, _Whole] = Field(20, ge=1, le=1000)
 
 
-class ReconcileWish(Strict):
+class ReconcileRequest(Strict):
     """How closely to look, and what to do about differences."""
 
     level: Literal["quick", "full", "sample"] = Field(
@@ -156,7 +156,7 @@ class ReconcileWish(Strict):
     limit: Annotated[int, _Whole] = Field(100, ge=1, le=10_000, description="How many differing keys to list.")
 
 
-class ReplayWish(Strict):
+class ReplayRequest(Strict):
     """Which dead letters to send again."""
 
     pipeline: str = Field(min_length=1, max_length=100)
@@ -168,7 +168,7 @@ class ReplayWish(Strict):
     )
 
 
-class NewTokenWish(Strict):
+class TokenRequest(Strict):
     """Whom the token is for."""
 
     name: str = Field(pattern=tokens.NAME, examples=["airflow"])
@@ -183,7 +183,7 @@ class ManifestFile(Strict):
     text: str
 
 
-class ApplyWish(Strict):
+class ApplyRequest(Strict):
     """YAML documents, as files or as one text."""
 
     files: list[ManifestFile] = Field(default_factory=list, max_length=10_000)

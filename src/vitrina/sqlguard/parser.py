@@ -10,8 +10,8 @@ from typing import NamedTuple, NoReturn
 from vitrina.sentences import say
 from vitrina.sqlguard import vocabulary
 from vitrina.sqlguard.extensions import Extension
-from vitrina.sqlguard.stamps import UNKNOWN, Columns, Reference
 from vitrina.sqlguard.tokens import Kind, Token, refuse
+from vitrina.sqlguard.volatile import UNKNOWN, Columns, Reference
 
 # 250 calls in each other, each two levels deep, take 3,300 frames of Python's stack: more than it has by default. They
 # are calls of Python functions by Python functions, which take nothing of the thread's own.
@@ -71,7 +71,7 @@ class Findings:
     unresolved_tables: list[UnresolvedTable] = field(default_factory=list)
 
 
-class Reading:
+class Parser:
     """Read the tokens of one query from left to right, each once."""
 
     def __init__(
@@ -246,8 +246,8 @@ class Reading:
 
 
 class _Nesting:
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, parser: Parser) -> None:
+        self._reading = parser
 
     def __enter__(self) -> None:
         self._reading.deeper()

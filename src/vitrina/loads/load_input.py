@@ -36,7 +36,7 @@ def loading_of(job: Job, load: Loading, checks: "Checks | None") -> Loading:
     if arrives_as is None and job.plan.route == "arrow":
         arrives_as = {column.name: types.staged_type(column.type) for column in job.described.columns}
     # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
-    versions = load.version_types if job.fitted.passage is None else ()
+    versions = load.version_types if job.fitted.step_pipeline is None else ()
     return replace(
         load,
         arrives_as=arrives_as,
@@ -60,6 +60,8 @@ def open_filling(
     # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
     from vitrina.loads.flow import Flow
 
-    passage = job.fitted.passage
+    step_pipeline = job.fitted.step_pipeline
     with load.writer() as writer:
-        yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch, gate=gate())
+        yield Flow(
+            job.source, window, step_pipeline.steps if step_pipeline else None, writer, job.claim.epoch, gate=gate()
+        )

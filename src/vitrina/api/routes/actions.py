@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Header, Query, Response
 
-from vitrina import answers
-from vitrina.api import bodies
+from vitrina import schemas
+from vitrina.api.requests import CancelRequest, NewState, PreviewRequest, ReconcileRequest, RunRequest
 from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import AppState, State
@@ -38,30 +38,30 @@ def run(
     caller: Operator,
     response: Response,
     pipeline: PipelineId,
-    wish: Annotated[bodies.RunWish | None, Body()] = None,
+    body: Annotated[RunRequest | None, Body()] = None,
     key: IdempotencyKey = None,
-) -> answers.RunAccepted:
+) -> schemas.RunAccepted:
     """Ask for a run. Asking twice is the same request; during a run, a request for another is remembered."""
-    wish = wish or bodies.RunWish()
+    body = body or RunRequest()
     with state.changing() as connection:
         if key is None:
-            return _run(connection, caller, pipeline, wish)
+            return _run(connection, caller, pipeline, body)
         row = pipelines.get(connection, pipeline)
         answer, replayed = idempotency.once(
             connection,
             caller,
             row,
             key,
-            lambda: _run(connection, caller, pipeline, wish).model_dump(mode="json"),
-            asked=wish.model_dump(mode="json"),
+            lambda: _run(connection, caller, pipeline, body).model_dump(mode="json"),
+            asked=body.model_dump(mode="json"),
         )
     if replayed:
         response.headers["Idempotent-Replayed"] = "true"
-    return answers.RunAccepted.model_validate(answer)
+    return schemas.RunAccepted.model_validate(answer)
 
 
 @router.post("/pipelines/{pipeline}/pause", status_code=202)
-def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+def pause(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
     """Ask for a pause at the next batch boundary; the schedule stops too."""
     with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
@@ -70,12 +70,12 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accep
 
 
 @router.post("/pipelines/{pipeline}/resume", status_code=202)
-def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunAccepted:
+def resume(state: State, caller: Operator, pipeline: PipelineId) -> schemas.RunAccepted:
     """Let a paused pipeline go on where it stopped, with one run and no more. 409 unless it is PAUSED."""
     with state.changing() as connection:
         row = pipelines.resume(connection, caller, pipeline)
         message = say("pipeline.goes_on", name=row["name"])
-        return answers.RunAccepted(
+        return schemas.RunAccepted(
             **_accepted(row, message).model_dump(),
             run_requested_at=row["run_requested_at"],
             asked="resume",
@@ -85,23 +85,23 @@ def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunA
 
 @router.post("/pipelines/{pipeline}/cancel", status_code=202)
 def cancel(
-    *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.CancelWish | None, Body()] = None
-) -> answers.Accepted:
+    *, state: State, caller: Operator, pipeline: PipelineId, body: Annotated[CancelRequest | None, Body()] = None
+) -> schemas.Accepted:
     """Take back a run that waits, or end the current one without waiting for its batch; what is committed stays."""
     with state.changing() as connection:
-        row = pipelines.cancel(connection, caller, pipeline, requested_at=wish.run_requested_at if wish else None)
+        row = pipelines.cancel(connection, caller, pipeline, requested_at=body.run_requested_at if body else None)
         return _accepted(row, say("pipeline.cancelled", name=row["name"]))
 
 
 @router.post("/pipelines/{pipeline}/enable")
-def enable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+def enable(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
     with state.changing() as connection:
         row = pipelines.enable(connection, caller, pipeline)
         return _accepted(row, say("pipeline.enabled", name=row["name"]))
 
 
 @router.post("/pipelines/{pipeline}/disable")
-def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+def disable(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
     """Stop starting the pipeline; a current run goes on to its end."""
     with state.changing() as connection:
         row = pipelines.disable(connection, caller, pipeline)
@@ -109,7 +109,7 @@ def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Acc
 
 
 @router.post("/pipelines/{pipeline}/reload-config")
-def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
     """Take the pipeline as it is in the metastore, also when it was edited there by hand."""
     with state.changing() as connection:
         row = pipelines.reload_config(connection, state.settings, caller, pipeline)
@@ -119,16 +119,16 @@ def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answe
 
 @router.post("/pipelines/{pipeline}/reset-state")
 def reset_state(
-    *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.NewState | None, Body()] = None
-) -> answers.Checkpoint:
+    *, state: State, caller: Operator, pipeline: PipelineId, body: Annotated[NewState | None, Body()] = None
+) -> schemas.Checkpoint:
     """Forget the checkpoint, so that the next run starts over, or starts at a cursor value."""
     with state.changing() as connection:
-        row = pipelines.reset_state(connection, caller, pipeline, cursor=wish.cursor if wish else None)
-        return answers.Checkpoint.model_validate(row)
+        row = pipelines.reset_state(connection, caller, pipeline, cursor=body.cursor if body else None)
+        return schemas.Checkpoint.model_validate(row)
 
 
-@router.post("/pipelines/{pipeline}/validate", responses={202: {"model": answers.ValidationReport}})
-def validate(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> answers.ValidationReport:
+@router.post("/pipelines/{pipeline}/validate", responses={202: {"model": schemas.ValidationReport}})
+def validate(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> schemas.ValidationReport:
     """Report what keeps it from running. A live runner also plans the query against the real source."""
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
@@ -139,43 +139,43 @@ def validate(state: State, caller: Viewer, response: Response, pipeline: Pipelin
     return requests.with_findings(report)
 
 
-@router.post("/pipelines/{pipeline}/preview", responses={202: {"model": answers.Request}})
+@router.post("/pipelines/{pipeline}/preview", responses={202: {"model": schemas.Request}})
 def preview(
     *,
     state: State,
     caller: Operator,
     response: Response,
     pipeline: PipelineId,
-    wish: Annotated[bodies.PreviewWish | None, Body()] = None,
-) -> answers.Request:
+    body: Annotated[PreviewRequest | None, Body()] = None,
+) -> schemas.Request:
     """Show the first rows after the transforms; nothing is written. Performed by a runner."""
-    payload = {"limit": (wish or bodies.PreviewWish()).limit}
+    payload = {"limit": (body or PreviewRequest()).limit}
     return ask_runner(state, caller, response, kind="preview", pipeline=pipeline, payload=payload)
 
 
-@router.post("/pipelines/{pipeline}/reconcile", responses={202: {"model": answers.Request}})
+@router.post("/pipelines/{pipeline}/reconcile", responses={202: {"model": schemas.Request}})
 def reconcile(
     *,
     state: State,
     caller: Operator,
     response: Response,
     pipeline: PipelineId,
-    wish: Annotated[bodies.ReconcileWish | None, Body()] = None,
-) -> answers.Request:
+    body: Annotated[ReconcileRequest | None, Body()] = None,
+) -> schemas.Request:
     """Compare source and target; with `repair`, correct what differs. Performed by a runner.
 
     Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED. A live one is repaired between two
     batches.
     """
-    payload = (wish or bodies.ReconcileWish()).model_dump()
+    payload = (body or ReconcileRequest()).model_dump()
     if payload["repair"]:
         with state.pool.connection() as connection:
             leases.refuse_beside_a_run(pipelines.get(connection, pipeline))
     return ask_runner(state, caller, response, kind="reconcile", pipeline=pipeline, payload=payload)
 
 
-@router.post("/pipelines/{pipeline}/plan", responses={202: {"model": answers.Request}})
-def plan(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> answers.Request:
+@router.post("/pipelines/{pipeline}/plan", responses={202: {"model": schemas.Request}})
+def plan(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> schemas.Request:
     """Tell what the next full load would change in the target; nothing is written there. Performed by a runner.
 
     `result` has the columns and rows that would be added, changed and removed, with some of them before and after, why
@@ -184,8 +184,8 @@ def plan(state: State, caller: Operator, response: Response, pipeline: PipelineI
     return ask_runner(state, caller, response, kind="plan", pipeline=pipeline, payload={})
 
 
-@router.post("/pipelines/{pipeline}/profile", responses={202: {"model": answers.Request}})
-def profile(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> answers.Request:
+@router.post("/pipelines/{pipeline}/profile", responses={202: {"model": schemas.Request}})
+def profile(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> schemas.Request:
     """Tell what is in the target: rows, size, and of each column NULLs, distinct values, ends and frequent values.
 
     Performed by a runner, for tables in Postgres. Of more than a million rows, columns are looked at in a sample.
@@ -194,19 +194,19 @@ def profile(state: State, caller: Operator, response: Response, pipeline: Pipeli
 
 
 @router.get("/pipelines/{pipeline}/profile")
-def last_profile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
+def last_profile(state: State, caller: Viewer, pipeline: PipelineId) -> schemas.Request:
     """Show the latest profile of the target. Viewers are not shown its values."""
     with state.pool.connection() as connection:
         found = requests.get_latest(connection, pipelines.get(connection, pipeline), "profile")
-    return answers.Request.model_validate(found)
+    return schemas.Request.model_validate(found)
 
 
 @router.get("/pipelines/{pipeline}/reconcile")
-def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
+def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> schemas.Request:
     """Show the latest report."""
     with state.pool.connection() as connection:
         found = requests.get_latest(connection, pipelines.get(connection, pipeline), "reconcile")
-    return answers.Request.model_validate(found)
+    return schemas.Request.model_validate(found)
 
 
 @router.get(
@@ -231,49 +231,49 @@ def differences(
     )
 
 
-def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.RunWish) -> answers.RunAccepted:
+def _run(connection: Connection, caller: Caller, pipeline: str, body: RunRequest) -> schemas.RunAccepted:
     before = pipelines.get(connection, pipeline)
     row = pipelines.request_run(
         connection,
         caller,
         pipeline,
-        trigger=Trigger(wish.trigger),
-        since=wish.since,
-        until=wish.until,
-        accepts=wish.accept,
+        trigger=Trigger(body.trigger),
+        since=body.since,
+        until=body.until,
+        accepts=body.accept,
     )
     current = pipelines.find_current_run(connection, row)
     message = say("pipeline.waits_for_runner", name=row["name"])
     if row["status"] == Status.RUNNING:
         message = say("pipeline.at_work", name=row["name"])
-    elif before["requested_range"] is not None and before["status"] != Status.FAILED and wish.is_plain:
+    elif before["requested_range"] is not None and before["status"] != Status.FAILED and body.is_plain:
         message = say("pipeline.backfill_first", name=row["name"])
     elif before["status"] == Status.PAUSED:
         message = say("pipeline.asked_while_paused", name=row["name"])
-    return answers.RunAccepted(
+    return schemas.RunAccepted(
         **_accepted(row, message).model_dump(),
         run_requested_at=row["run_requested_at"],
-        asked="run" if wish.is_plain else "backfill",
+        asked="run" if body.is_plain else "backfill",
         run=reports.run_answer(current) if current else None,
     )
 
 
-def _accepted(row: Row, message: str) -> answers.Accepted:
-    return answers.Accepted.model_validate(
+def _accepted(row: Row, message: str) -> schemas.Accepted:
+    return schemas.Accepted.model_validate(
         row | {"pipeline_id": row["id"], "pipeline": row["name"], "message": message}
     )
 
 
 def ask_runner(
     state: AppState, caller: Caller, response: Response, *, kind: str, pipeline: str, payload: dict[str, Any]
-) -> answers.Request:
+) -> schemas.Request:
     """Wait a moment for a runner's answer; after that, answer 202 with the place to look."""
     with state.pool.connection() as connection:
         asked = requests.ask(connection, caller, kind, pipelines.get(connection, pipeline), payload)
     return wait_for_runner(state, response, asked)
 
 
-def wait_for_runner(state: AppState, response: Response, asked: Row) -> answers.Request:
+def wait_for_runner(state: AppState, response: Response, asked: Row) -> schemas.Request:
     with state.pool.connection() as connection:
         wait = state.request_wait_seconds if requests.somebody_works(connection, state.settings) else 0
     asked = requests.wait_for(state.pool.connection, asked, seconds=wait)
@@ -281,4 +281,4 @@ def wait_for_runner(state: AppState, response: Response, asked: Row) -> answers.
         response.status_code = 202
         response.headers["Location"] = f"/api/v1/requests/{asked['id']}"
         response.headers["Retry-After"] = "1"
-    return answers.Request.model_validate(asked)
+    return schemas.Request.model_validate(asked)

@@ -13,6 +13,13 @@ READMES = [ROOT / "README.md", ROOT / "README.ru.md"]
 OUTSIDE = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|/)([^)\s]+)\)")
 ARROW = re.compile(r"^    ([A-Z_]+) --> ([A-Z_]+):", re.MULTILINE)
+TERM = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.MULTILINE)
+TERMS = (
+    "Backfill|Batch|Check|Checkpoint|Connector|Control plane|Dead letter|Definition|Feed|Fence|Follower|Full load"
+    "|Generation|History|Incremental run|Lease|Live pipeline|Mart|Pipeline|Plan|Port|Profile|Publish|Reconcile|Repair|Run"
+    "|Runner|Source|Stage|Step|Target|Watermark"
+).split("|")
+MOST_WORDS = 60
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 
 
@@ -57,6 +64,15 @@ def test_the_short_demo_and_its_words_type_the_same_commands() -> None:
 def test_the_picture_of_the_life_of_a_pipeline_has_every_move() -> None:
     drawn = set(ARROW.findall((ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")))
     assert drawn == {(move.source.value, move.target.value) for move in MOVES}
+
+
+def test_the_glossary_explains_each_word_once_and_shortly() -> None:
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    entries = dict(TERM.findall(text))
+    assert len(entries) == len(TERM.findall(text))
+    assert entries.keys() >= set(TERMS), set(TERMS) - entries.keys()
+    long = {word: said for word, said in entries.items() if len(said.split()) > MOST_WORDS}
+    assert not long, long
 
 
 def leads_somewhere(page: Path, link: str) -> bool:

@@ -16,8 +16,8 @@ ARROW = re.compile(r"^    ([A-Z_]+) --> ([A-Z_]+):", re.MULTILINE)
 TERM = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.MULTILINE)
 TERMS = (
     "Backfill|Batch|Check|Checkpoint|Connector|Control plane|Dead letter|Definition|Feed|Fence|Follower|Full load"
-    "|Generation|History|Incremental run|Lease|Live pipeline|Mart|Pipeline|Plan|Port|Profile|Publish|Reconcile|Repair|Run"
-    "|Runner|Source|Stage|Step|Target|Watermark"
+    "|Generation|History|Incremental run|Lease|Live pipeline|Mart|Pipeline|Plan|Port|Profile|Publish|Reconcile|Repair"
+    "|Run|Runner|Source|Stage|Step|Target|Watermark"
 ).split("|")
 MOST_WORDS = 60
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)

@@ -13,6 +13,7 @@ READMES = [ROOT / "README.md", ROOT / "README.ru.md"]
 OUTSIDE = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|/)([^)\s]+)\)")
 ARROW = re.compile(r"^    ([A-Z_]+) --> ([A-Z_]+):", re.MULTILINE)
+ENTRY = re.compile(r"^- .*\n(?:  .*\n)*", re.MULTILINE)
 TERM = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.MULTILINE)
 TERMS = (
     "Backfill|Batch|Check|Checkpoint|Connector|Control plane|Dead letter|Definition|Feed|Fence|Follower|Full load"
@@ -64,6 +65,13 @@ def test_the_short_demo_and_its_words_type_the_same_commands() -> None:
 def test_the_picture_of_the_life_of_a_pipeline_has_every_move() -> None:
     drawn = set(ARROW.findall((ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")))
     assert drawn == {(move.source.value, move.target.value) for move in MOVES}
+
+
+def test_entries_of_the_changelog_are_short() -> None:
+    entries = ENTRY.findall((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert len(entries) > 50
+    long = [entry for entry in entries if entry.count("\n") > 3 or max(map(len, entry.splitlines())) > 100]
+    assert not long, "\n".join(long)
 
 
 def test_the_glossary_explains_each_word_once_and_shortly() -> None:

@@ -9,14 +9,16 @@ from tests.docs.blocks import ROOT
 from vitrina import __version__
 
 RELEASE = re.compile(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d{2}-\d{2})$", re.MULTILINE)
-# Where the version of Vitrina may stand as text. Image tags are compared in tests/unit/test_infra.py.
+# Where the version of Vitrina may stand as text.
 STATED = (
     "src/vitrina/__init__.py",
     "CHANGELOG.md",
     "infra/docker-compose.yml",
     "infra/kubernetes/vitrina.yml",
     "infra/kubernetes/run-once.yml",
+    "docs/how-to/kubernetes.md",
 )
+IMAGE = re.compile(r"\bvitrina:(\d[\w.]*)")
 # Other distributions with versions of their own, and locked packages of others.
 ELSEWHERE = ("providers/", "requirements/", "console/package-lock.json", "tests/", "bench/results/")
 
@@ -38,6 +40,11 @@ def test_the_newest_release_of_the_changelog_is_this_version() -> None:
     assert releases[0][0] == __version__
     assert text.index("## [Unreleased]") < text.index(f"## [{__version__}]")
     assert releases == sorted(releases, key=lambda release: tuple(map(int, release[0].split("."))), reverse=True)
+
+
+def test_images_are_tagged_with_the_version() -> None:
+    tags = {path: set(IMAGE.findall((ROOT / path).read_text(encoding="utf-8"))) for path in STATED[2:]}
+    assert all(found == {__version__} for found in tags.values()), tags
 
 
 def test_no_other_file_states_the_version() -> None:

@@ -50,7 +50,7 @@ ALLOWED = (
     r"(?:fall|falls|fell|fallen|falling|lag|lags|lagging|left|queue|queues|queued) (?:far |up )?behind",
     # Lag: "how far it is behind", "ten seconds behind".
     r"far (?:\w+ ){0,2}(?:is |are |may be )?behind|(?:seconds?|minutes?|hours?|bytes) behind",
-    r"(?:is|are) behind(?=[.,;]| its feed|$)",
+    r"(?:is|are) behind(?=[.,;]|$)|behind its (?:feed|source)",
     r"410 Gone",
 )
 # A word that begins a docstring and is a verb whatever follows it.
@@ -103,6 +103,8 @@ WITH_PREPOSITION = frozenset(
 PREPOSITIONS = frozenset("at for through in on off back out down up over against with by before from to as".split())
 
 DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md")
+# Read whole: comments and texts cannot be told from the rest.
+CONFIGURATION = (".env.sample", "Makefile", "Dockerfile", "mkdocs.yml", "infra/**/*.*", ".ci/*")
 FENCED = re.compile(r"^( *)(```|~~~).*?^\1\2[^\n]*$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 TARGET = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
@@ -157,13 +159,18 @@ def files(root: Path = ROOT) -> list[str]:
     """List every file whose prose is checked, relative to the checkout."""
     pages = [*(root / name for name in DOCUMENTS), *sorted((root / "docs").rglob("*.md"))]
     modules = sorted((root / "src" / "vitrina").rglob("*.py"))
-    return [path.relative_to(root).as_posix() for path in [*pages, *modules]]
+    scripts = [path for path in sorted((root / "scripts").glob("*.py")) if path.name != Path(__file__).name]
+    configuration = [path for pattern in CONFIGURATION for path in sorted(root.glob(pattern)) if path.is_file()]
+    return [path.relative_to(root).as_posix() for path in [*pages, *modules, *scripts, *configuration]]
 
 
 def words_of(file: str, root: Path = ROOT) -> list[Place]:
     """Find the words of the list in one file, except where their use is correct."""
     text = (root / file).read_text(encoding="utf-8")
-    prose = prose_of_module(text) if file.endswith(".py") else prose_of_page(text)
+    if file.endswith(".py"):
+        prose = prose_of_module(text)
+    else:
+        prose = prose_of_page(text) if file.endswith(".md") else enumerate(text.splitlines(), start=1)
     return [Place(file, line, word.lower(), said) for line, said, word in found_in(prose)]
 
 

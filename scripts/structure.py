@@ -1,4 +1,4 @@
-"""Prints how the source tree is built: who asks for kinds of targets, cycles of imports, sizes.
+"""Print how the source tree is built: who asks for kinds of targets, cycles of imports, sizes.
 
     .venv/bin/python scripts/structure.py            a table
     .venv/bin/python scripts/structure.py --where    with the places that were counted
@@ -134,7 +134,7 @@ def median_of_functions(found: Iterable[Module]) -> int:
 
 
 def narrowing_asserts(found: Iterable[Module]) -> Iterator[str]:
-    """Find `assert x is not None`, `assert isinstance(...)` and `assert x`: they tell the type checker, nobody else."""
+    """Find `assert x is not None`, `assert isinstance(...)` and `assert x`: they only tell the type checker."""
     for module in found:
         if module.name.startswith("vitrina.testing"):
             continue  # what is asserted there is what is tested

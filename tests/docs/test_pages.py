@@ -1,4 +1,4 @@
-"""Links outside of the site lead somewhere, and the two READMEs say the same."""
+"""Check links outside of the site, the two READMEs, the changelog and the glossary."""
 
 import re
 from pathlib import Path
@@ -92,7 +92,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them."""
+    """Compute anchors as GitHub does."""
     titles = [re.sub(r"[^\w\- ]", "", title.lower()) for _, title in HEADING.findall(text)]
     return {title.strip().replace(" ", "-") for title in titles}
 

@@ -6,6 +6,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
 KIND ?=
 CLICKHOUSE ?=
+FILES ?=
 JOBS ?= 2
 PG_BINDIR ?=
 PORT ?=
@@ -15,6 +16,7 @@ SEARCH ?=
 TESTS ?= tests
 UPGRADE ?=
 VERSION ?=
+WHERE ?=
 WIPE ?=
 export PYTHON VERSION
 
@@ -109,7 +111,7 @@ test-console: setup ## The console: types, units, and the whole platform driven 
 	@cd console && npm run --silent types && npm run --silent unit && npm run --silent browser
 
 .PHONY: screenshots
-screenshots: setup ## Draw the console's pages anew for the documentation (docs/images)
+screenshots: setup ## Draw the console's pages again for the documentation (docs/images)
 	@./scripts/install-system-packages chromium fonts
 	@./scripts/build-console --packages
 	@cd console && npm run --silent screenshots
@@ -158,6 +160,10 @@ check: setup ## Lint, formatting, types, import contracts
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-logo
+
+.PHONY: prose
+prose: setup ## Print how the prose reads: words to avoid, docstrings that begin with a verb (FILES=1, WHERE=docs/how-to)
+	@.venv/bin/python scripts/prose.py $(if $(FILES),--files) $(if $(WHERE),--where $(WHERE))
 
 .PHONY: format
 format: setup ## Put the code into its standard form

@@ -414,7 +414,7 @@ def _next(kind: type[errors.VitrinaError]) -> str:
     if issubclass(kind, errors.TransientError):
         return "tried again from the checkpoint"
     if issubclass(kind, errors.FatalError):
-        return "the pipeline is FAILED until somebody acts"
+        return "the pipeline is FAILED until an operator acts"
     if issubclass(kind, errors.RecordError):
         return "this record only; the others go on"
     if issubclass(kind, errors.LeaseLost):
@@ -433,7 +433,7 @@ EXIT_CODES = {
     "USAGE": "Wrong arguments, or a name that does not exist.",
     "INVALID_CONFIG": "A setting, a definition or a token is not acceptable.",
     "CANNOT_CONNECT": "The API, the database or the search server does not answer.",
-    "CONFLICT": "The state does not allow it now (paused, at work elsewhere), or somebody else changed it first.",
+    "CONFLICT": "The state does not allow it now (paused, running elsewhere), or another user changed it first.",
 }
 
 
@@ -441,7 +441,7 @@ def exit_codes_page() -> str:
     from vitrina.cli.exits import ExitCode
 
     rows = [f"| {int(code)} | {EXIT_CODES[code.name]} |" for code in ExitCode]
-    head = "# Exit codes\n\nHow every command of `vitrina` ends. [Errors](errors.md) has the codes behind them.\n"
+    head = "# Exit codes\n\nHow every command of `vitrina` ends. [Errors](errors.md) lists the error codes.\n"
     return "\n".join([head, "| code | meaning |", "|---|---|", *rows, ""])
 
 

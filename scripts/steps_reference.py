@@ -14,7 +14,7 @@ HEAD = """\
 Each is named in a task of type `PYTHON` (`body`), with its `params`. `vitrina transforms list` and `GET /transforms`
 show them too, beside [steps of your own](../how-to/write-a-step.md). `scripts/steps_reference.py` writes this page.
 
-Every step also takes `on_error` (`fail`, or `dead_letter` to leave behind the rows that it fails on) and
+Every step also takes `on_error` (`fail`, or `dead_letter` to store the rows that it fails on as dead letters) and
 `max_dead_letters` (1000: more in one run stop it).
 """
 

@@ -1,4 +1,4 @@
-"""Prints how the source tree is built: who asks for kinds of targets, cycles of imports, sizes, docstrings.
+"""Print how the source tree is built: who asks for kinds of targets, cycles of imports, sizes.
 
     .venv/bin/python scripts/structure.py            a table
     .venv/bin/python scripts/structure.py --where    with the places that were counted
@@ -24,28 +24,6 @@ KINDS_OF_TARGETS = frozenset(
 ALLOWED_TO_ASK = {"vitrina.targets"}
 # A recursive descent over one grammar: its modules call each other by nature.
 CYCLES_ALLOWED = ("vitrina.sqlguard",)
-
-# First words of docstrings that tell somebody to do something.
-VERBS = frozenset(
-    """
-    accept acknowledge add admit advance allow answer append apply ask attach authenticate be begin bind block bound
-    break bring build call cancel carry change check choose claim clear close collect come commit compare complete
-    compute connect continue convert copy correct count cover create cut decide declare decode delete deliver derive
-    describe detach discard divide do download drain drop enable encode encrypt end escape estimate examine execute
-    expect explain export extend fetch fill find finish fire fit follow forget format get give go group guess hand
-    handle hide hold identify insert inspect invite iterate join judge keep know learn leave let limit list listen load
-    lock log look lose make map mark mask match measure merge mirror move name normalise note notify number observe
-    offer open order pack pair parse pass pause perform pick place plan prefer prepare print produce promise prove
-    publish pull push put queue quote raise read receive recognise record recover reduce refuse register release
-    remember remove rename render repair repeat replace report request require reset resolve restore resume retry return
-    revoke roll run save say scan seal search see seize select send serve set settle share shorten show shut sign sleep
-    sort split start state stop store stream strip suggest swap take tell test throw time touch translate trim try turn
-    undo unpack update use validate verify wait wake walk warn watch withdraw work wrap write yield
-    adopt analyze announce assume cast clean decode derive detect disable doubt draw extract generate guard hash
-    identify import kill lend link match pair post postpone query queue redact refresh sample separate spawn spell
-    stage stand survive sync upsert
-    """.split()
-)
 
 
 @dataclass(frozen=True)
@@ -85,7 +63,6 @@ def figures() -> list[Figure]:
         _counted("asserts that only narrow a type", "< 15", narrowing_asserts(found)),
         Figure("median lines of a function", median_of_functions(found), "<= 6"),
         Figure("lines in src/vitrina", sum(module.lines for module in found), "(0024)"),
-        Figure("% of docstrings of functions and classes that begin with a verb", verbs_percent(found), "> 70"),
     ]
 
 
@@ -157,7 +134,7 @@ def median_of_functions(found: Iterable[Module]) -> int:
 
 
 def narrowing_asserts(found: Iterable[Module]) -> Iterator[str]:
-    """Find `assert x is not None`, `assert isinstance(...)` and `assert x`: they tell the type checker, nobody else."""
+    """Find `assert x is not None`, `assert isinstance(...)` and `assert x`: they only tell the type checker."""
     for module in found:
         if module.name.startswith("vitrina.testing"):
             continue  # what is asserted there is what is tested
@@ -263,21 +240,6 @@ def _leaving_order(start: str, edges: dict[str, set[str]], seen: set[str]) -> li
             seen.add(following)
             stack.append((following, iter(sorted(edges.get(following, ())))))
     return order
-
-
-# --- words ---------------------------------------------------------------------------------------------------------
-
-
-def verbs_percent(found: Iterable[Module]) -> int:
-    """Count docstrings of functions and classes whose first word tells somebody to do something."""
-    texts = [
-        text
-        for module in found
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and (text := ast.get_docstring(node))
-    ]
-    told = sum(text.split()[0].strip(":,.;`").lower() in VERBS for text in texts if text.split())
-    return round(100 * told / len(texts))
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""The fenced blocks of a page, and what a comment in front of one says about it.
+"""Read the fenced blocks of a page, and the comment before each that says how to treat it.
 
-    <!-- not run: needs Docker -->    checked for its syntax only; the reason is for whoever reads the source
-    <!-- keeps running -->            started beside the others, until the page ends
-    <!-- ends with 1 -->              another exit code than 0 is meant
+    <!-- not run: needs Docker -->    checked for its syntax only; the reason is for readers of the source
+    <!-- keeps running -->            started in the background, until the page ends
+    <!-- ends with 1 -->              this exit code is expected instead of 0
     <!-- needs search -->             run in tests/search, where the search servers are
     <!-- needs clickhouse -->         run in tests/clickhouse, where its engine is
 
-A block of any language with `title="name"` behind its fence is a file that the reader saves under that name.
+A block of any language with `title="name"` after its fence is a file that the reader saves under that name.
 """
 
 import re
@@ -44,7 +44,7 @@ class Block:
 
     @property
     def said(self) -> re.Match[str] | None:
-        """A comment in front that is about the block; any other is none of our business."""
+        """Match the comment before the block; None if it says something else."""
         return NOTE.fullmatch(self.note) if self.note else None
 
     @property
@@ -69,7 +69,7 @@ class Block:
 
     @property
     def script(self) -> str:
-        """What a reader types: of a console only the lines behind the prompt."""
+        """Return what a reader types; of a console, only the lines with a prompt."""
         if self.language != "console":
             return self.text
         typed, continues = [], False

@@ -1,4 +1,4 @@
-"""A reader's checkout: an own directory with the Makefile, an environment, and a shell."""
+"""Imitate a reader's checkout: a directory with the Makefile, an environment, and a shell."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ PROGRAMS = Path(".venv/bin")
 
 
 class Checkout:
-    """Runs blocks one after the other, the way one shell would; what keeps running ends with `close`."""
+    """Run blocks one after the other, as one shell would; `close` ends what keeps running."""
 
     def __init__(self, directory: Path, search_url: str | None = None) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class Checkout:
         _furnish(directory)
 
     def add_environment(self, **more: str) -> None:
-        """For a page whose reader has set these."""
+        """Set variables that the reader of a page has set."""
         self._search |= more
 
     def run(self, block: Block) -> str:
@@ -61,7 +61,7 @@ class Checkout:
             self.end_all_but(0)
 
     def end_all_but(self, count: int) -> None:
-        """What a page left behind in its shell and running, when the first `count` belong to everybody."""
+        """Forget the shell of a page and end its processes, except the first `count`, which all pages share."""
         (self.directory / STATE).unlink(missing_ok=True)
         while len(self._beside) > count:
             self._end(*self._beside.pop())
@@ -120,7 +120,7 @@ class Checkout:
             raise AssertionError(f"did not end by Ctrl-C:\n{log.read_text()[-3000:]}") from None
 
     def _here(self, script: str) -> str:
-        """Addresses are those of this platform, and the search server is one that the tests have started already."""
+        """Replace addresses by those of this platform, whose search server is running already."""
         script = script.replace("make dev SEARCH=1", "make dev")
         for port, address in self._addresses.items():
             script = re.sub(rf"\b(?:127\.0\.0\.1|localhost):{port}\b", address, script)
@@ -139,7 +139,7 @@ def check_syntax(block: Block) -> None:
 
 
 def _furnish(directory: Path) -> None:
-    """What a clone has after `make setup`, without making another environment."""
+    """Create what a clone has after `make setup`, without another environment."""
     (directory / PROGRAMS / "activate").write_text(f'PATH="{directory / PROGRAMS}:$PATH"\n')
     # A link from elsewhere would be an interpreter without the packages of this environment.
     python = directory / PROGRAMS / "python"

@@ -1,4 +1,4 @@
-"""Every command that the guides tell their readers to type is typed here; the tutorial is followed in tests/search."""
+"""Run each command that the guides tell their readers to type; tests/search follows the tutorial."""
 
 import tempfile
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ START = [
 
 @pytest.fixture(scope="module")
 def checkout() -> Iterator[Checkout]:
-    """Where the guides start from: the demo cinema, and the platform that keeps running."""
+    """Start where the guides start: with the demo cinema and a running platform."""
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory).chmod(0o755)  # root's PostgreSQL runs as somebody else
+        Path(directory).chmod(0o755)  # root's PostgreSQL runs as another user
         found = Checkout(Path(directory))
         try:
             for block in START:

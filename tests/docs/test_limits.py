@@ -1,4 +1,4 @@
-"""The table of limits in docs/security.md says what the code says."""
+"""Compare the table of limits in docs/security.md with the code."""
 
 import re
 from pathlib import Path

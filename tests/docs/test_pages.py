@@ -1,4 +1,4 @@
-"""Links outside of the site lead somewhere, and the two READMEs say the same."""
+"""Check links outside of the site, the two READMEs, the changelog and the glossary."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,14 @@ READMES = [ROOT / "README.md", ROOT / "README.ru.md"]
 OUTSIDE = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|/)([^)\s]+)\)")
 ARROW = re.compile(r"^    ([A-Z_]+) --> ([A-Z_]+):", re.MULTILINE)
+ENTRY = re.compile(r"^- .*\n(?:  .*\n)*", re.MULTILINE)
+TERM = re.compile(r"^### (.+)\n\n((?:.+\n)+)", re.MULTILINE)
+TERMS = (
+    "Backfill|Batch|Check|Checkpoint|Connector|Control plane|Dead letter|Definition|Feed|Fence|Follower|Full load"
+    "|Generation|History|Incremental run|Lease|Live pipeline|Mart|Pipeline|Plan|Port|Profile|Publish|Reconcile|Repair"
+    "|Run|Runner|Source|Stage|Step|Target|Watermark"
+).split("|")
+MOST_WORDS = 60
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 
 
@@ -59,6 +67,22 @@ def test_the_picture_of_the_life_of_a_pipeline_has_every_move() -> None:
     assert drawn == {(move.source.value, move.target.value) for move in MOVES}
 
 
+def test_entries_of_the_changelog_are_short() -> None:
+    entries = ENTRY.findall((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    assert len(entries) > 50
+    long = [entry for entry in entries if entry.count("\n") > 3 or max(map(len, entry.splitlines())) > 100]
+    assert not long, "\n".join(long)
+
+
+def test_the_glossary_explains_each_word_once_and_shortly() -> None:
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    entries = dict(TERM.findall(text))
+    assert len(entries) == len(TERM.findall(text))
+    assert entries.keys() >= set(TERMS), set(TERMS) - entries.keys()
+    long = {word: said for word, said in entries.items() if len(said.split()) > MOST_WORDS}
+    assert not long, long
+
+
 def leads_somewhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
@@ -68,7 +92,7 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them."""
+    """Compute anchors as GitHub does."""
     titles = [re.sub(r"[^\w\- ]", "", title.lower()) for _, title in HEADING.findall(text)]
     return {title.strip().replace(" ", "-") for title in titles}
 

@@ -1,4 +1,4 @@
-"""The reference says what the code does: every page that can be written from the code is, and is the newest."""
+"""Check that the generated pages of the reference are up to date, and that each field has a description."""
 
 import importlib.util
 import re

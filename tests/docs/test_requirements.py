@@ -1,4 +1,4 @@
-"""The table of requirements is whole, its files exist, and its tests assert what they are named for."""
+"""Check that the table of requirements is complete, its files exist, and its tests assert what they claim."""
 
 import ast
 import json
@@ -121,7 +121,7 @@ def test_every_requirement_has_its_evidence() -> None:
 
 
 def test_batches_were_measured_below_the_limit() -> None:
-    """What `python -m bench.batches` printed last; nothing is timed here."""
+    """Read what `python -m bench.batches` printed last; this test measures nothing."""
     result = json.loads((ROOT / "bench" / "results" / "batches.json").read_text())
     assert result["limit_ms"] == LIMIT_MS
     assert len(result["p95_ms"]) >= 3
@@ -141,7 +141,7 @@ def exists(file: str, name: str) -> bool:
 
 
 def assertions(path: Path, name: str) -> str:
-    """What a test asserts, and what it expects to be raised or waits for."""
+    """Return what a test asserts, expects to be raised, or waits for."""
     text = path.read_text(encoding="utf-8")
     [*found] = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == name)
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Without a platform: the command line knows every command of the documentation, the API would take every pipeline."""
+"""Check commands and pipelines of the documentation without a platform: by the command line and the API's rules."""
 
 import contextlib
 import json
@@ -80,7 +80,7 @@ def definitions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def calls(script: str) -> Iterator[list[str]]:
-    """The arguments of every call of `vitrina`, wherever in a line it stands."""
+    """Find the arguments of each call of `vitrina`, anywhere in a line."""
     plain = COMMENT.sub("", script.replace("\\\n", " "))
     lexer = shlex.shlex(plain, posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.commenters = " \t", ""
@@ -98,7 +98,7 @@ def calls(script: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """As the command line would, down to the last command, without doing anything."""
+    """Parse words as the command line would, without executing the command."""
     command: Any = typer.main.get_command(make_app())
     context: Any = None
     while True:

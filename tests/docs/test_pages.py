@@ -67,6 +67,13 @@ def test_the_picture_of_the_life_of_a_pipeline_has_every_move() -> None:
     assert drawn == {(move.source.value, move.target.value) for move in MOVES}
 
 
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.name)
+def test_lines_are_short_enough_for_a_diff(page: Path) -> None:
+    text = without_blocks(page.read_text(encoding="utf-8"))
+    long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert not long, "\n".join(long)
+
+
 def test_entries_of_the_changelog_are_short() -> None:
     entries = ENTRY.findall((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     assert len(entries) > 50

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,6 +19,23 @@ from vitrina.sentences import said_again, say
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
 
+# Postgres cuts longer names, by bytes; and it has these columns in every table.
+_LONGEST_NAME_BYTES = 63
+_SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+
+
+def _can_be_added(name: str) -> str:
+    size = len(name.encode())
+    if size > _LONGEST_NAME_BYTES:
+        raise ValueError(say("definition.column_long", column=name, size=size, most=_LONGEST_NAME_BYTES))
+    if name in _SYSTEM_COLUMNS:
+        raise ValueError(say("definition.column_of_system", column=name))
+    return name
+
+
+# A column that a run adds to the table of a mart.
+AddedColumn = Annotated[ColumnName, AfterValidator(_can_be_added)]
+
 
 class MartOption(BaseModel):
     """Unknown fields and silent conversions are refused, as in every part of a definition."""
@@ -28,9 +46,11 @@ class MartOption(BaseModel):
 class History(MartOption):
     """Keep every state of a row: the columns that say from when until when it was valid."""
 
-    valid_from: ColumnName = Field("valid_from", description="`timestamptz`: the snapshot in which it was first seen.")
-    valid_to: ColumnName = Field("valid_to", description="`timestamptz`: the first in which it was no longer; or NULL.")
-    current: ColumnName = Field("is_current", description="`boolean`: whether `valid_to` is NULL.")
+    valid_from: AddedColumn = Field("valid_from", description="`timestamptz`: the snapshot in which it was first seen.")
+    valid_to: AddedColumn = Field(
+        "valid_to", description="`timestamptz`: the first in which it was no longer; or NULL."
+    )
+    current: AddedColumn = Field("is_current", description="`boolean`: whether `valid_to` is NULL.")
     current_view: bool = Field(False, description="Keep a view `<mart>_current` of the current rows.")
     exclusion: bool = Field(
         False,
@@ -59,7 +79,7 @@ class Deletes(MartOption):
         " schedule_interval: 6h, PT6H, or cron. Unless said, they are not.",
         examples=["6h"],
     )
-    soft: ColumnName | None = Field(
+    soft: AddedColumn | None = Field(
         None,
         description="`timestamptz` column of the mart: rows that left the source stay, with the time at which a run saw"
         " it. Unless said, they are deleted.",
@@ -127,6 +147,10 @@ class Partitions(MartOption):
         return self
 
 
+# Methods whose indexes have one column.
+_OF_ONE_COLUMN = ("hash", "spgist")
+
+
 class Index(MartOption):
     """An index of a new table, beside that of its key."""
 
@@ -134,11 +158,19 @@ class Index(MartOption):
     unique: bool = Field(False, description="Whether two rows may not share these values.")
     method: Literal["btree", "hash", "gin", "gist", "brin", "spgist"] = Field("btree", description="Of the index.")
 
+    @model_validator(mode="after")
+    def _method_can(self) -> Self:
+        if self.unique and self.method != "btree":
+            raise ValueError(say("definition.index_unique", method=self.method))
+        if len(self.columns) > 1 and self.method in _OF_ONE_COLUMN:
+            raise ValueError(say("definition.index_columns", method=self.method, columns=", ".join(self.columns)))
+        return self
+
 
 class Grant(MartOption):
     """What a role may do with a new table."""
 
-    role: ColumnName = Field(description="A role of the database.")
+    role: ColumnName = Field(description="A role of the database, or `public` for all of them.")
     privileges: list[Literal["SELECT", "REFERENCES", "TRIGGER"]] = Field(
         ["SELECT"], min_length=1, max_length=3, description="Writing is left to the pipeline."
     )

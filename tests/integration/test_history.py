@@ -128,6 +128,111 @@ def test_names_of_columns_and_the_view_of_current_rows(workbench: Workbench) -> 
     assert workbench.differences("SELECT id, year FROM content.films", "analytics.films_current", "id, year") == 0
 
 
+VIEW, SOURCE = "analytics.films_current", "content.films"
+MARK = "Current rows of analytics.films, kept by Vitrina"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        f"CREATE VIEW {VIEW} AS SELECT id, title, modified, now() AS valid_from FROM content.films",
+        f"CREATE VIEW {VIEW} AS SELECT *, now() AS valid_from, now() AS valid_to, true AS is_current FROM {SOURCE}",
+        f"CREATE TABLE {VIEW} (id int)",
+    ],
+)
+def test_a_view_of_others_is_neither_replaced_nor_trusted(workbench: Workbench, made: str) -> None:
+    workbench.source(FILMS)
+    workbench.sql(made)
+    before = workbench.sql("SELECT pg_get_viewdef(to_regclass('analytics.films_current')) AS text")
+    make(workbench, "full", options={"history": {"current_view": True}})
+    done = workbench.run("films")
+    assert done["status"] == "FAILED"
+    for said in (VIEW, "Vitrina did not make it", "drop or rename it", "COMMENT ON VIEW", MARK):
+        assert said in done["error_message"]
+    assert workbench.sql("SELECT pg_get_viewdef(to_regclass('analytics.films_current')) AS text") == before
+
+
+def test_a_view_that_was_handed_over_is_kept(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "full")
+    run(workbench)
+    workbench.sql(f"CREATE VIEW {VIEW} AS SELECT id, title FROM analytics.films WHERE valid_to IS NULL")
+    workbench.sql(f"ALTER VIEW {VIEW} OWNER TO vitrina_app")
+    workbench.change("films", options={"history": {"current_view": True}})
+    said = workbench.run("films")["error_message"]
+    workbench.sql(said.rpartition("Vitrina: ")[2])
+    run(workbench)
+    assert workbench.differences(QUERY, VIEW, "id, title, modified") == 0
+
+
+READER = "SELECT has_table_privilege('vitrina_reader', 'analytics.films_current', '{}') AS may"
+
+
+def test_who_may_read_the_mart_may_read_the_view_of_its_current_rows(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    grants = [{"role": "vitrina_reader", "privileges": ["SELECT", "REFERENCES"]}]
+    options = {"history": {"current_view": True}, "table": {"grants": grants}}
+    make(workbench, "full", options=options)
+    assert run(workbench)["metrics"]["plan"]["warnings"] == []
+    assert workbench.sql(READER.format("SELECT")) == [{"may": True}]
+    assert workbench.sql(READER.format("REFERENCES")) == [{"may": False}]
+    # A view that is there is left as it is, and what it lacks is said.
+    workbench.sql(f"REVOKE ALL ON {VIEW} FROM vitrina_reader")
+    [warning] = run(workbench)["metrics"]["plan"]["warnings"]
+    assert 'GRANT SELECT ON "analytics"."films_current" TO "vitrina_reader"' in warning
+    assert workbench.sql(READER.format("SELECT")) == [{"may": False}]
+    workbench.sql(warning.partition("to add it: ")[2])
+    assert run(workbench)["metrics"]["plan"]["warnings"] == []
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_equal_values_are_one_state_whatever_way_they_came(workbench: Workbench, mode: str, route: str) -> None:
+    """A NaN has a sign, and an array may keep a map of NULLs: no text shows either."""
+    workbench.source(
+        """
+        CREATE TABLE content.films (id bigint PRIMARY KEY, title double precision, seen int[],
+            modified timestamptz NOT NULL DEFAULT clock_timestamp());
+        INSERT INTO content.films (id, title, seen) VALUES
+            (1, 'inf'::float8 - 'inf'::float8, (ARRAY[1, 2, NULL])[1:2]), (2, 1.5, '{1,2}'), (3, '-0', NULL);
+        """
+    )
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    options: dict[str, Any] = {"history": {}, "cursor_clock": "database"}
+    query = "SELECT id, title, seen, modified FROM content.films"
+    workbench.pipeline("films", query, target_key=["id"], mode=mode, options=options, **cursor)
+    assert run(workbench)["rows_written"] == 3
+    workbench.change("films", options=options | {"route": route})
+    again = {"since": "2000-01-01", "until": "2100-01-01"} if mode == "incremental" else {}
+    done = workbench.run("films", **again)
+    assert (done["status"], done["rows_written"]) == ("SUCCESS", 0), done["error_message"]
+    # What differs in a text does differ.
+    workbench.sql(
+        "UPDATE content.films SET title = CASE id WHEN 1 THEN 7 WHEN 3 THEN 0 ELSE title END,"
+        " seen = CASE id WHEN 2 THEN '{1,NULL}' ELSE seen END"
+    )
+    assert workbench.run("films", **again)["rows_written"] == 3
+
+
+LONG = "д" * 32
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"history": {"valid_from": LONG}}, "takes 64 bytes, and Postgres keeps 63 at most"),
+        ({"history": {"current": "ctid"}}, "'ctid' is a system column"),
+        ({"history": {"valid_to": "xmin"}}, "'xmin' is a system column"),
+        ({"deletes": {"soft": LONG}}, "takes 64 bytes, and Postgres keeps 63 at most"),
+        ({"deletes": {"soft": "tableoid"}}, "'tableoid' is a system column"),
+    ],
+)
+def test_names_that_no_column_can_have_are_refused_when_they_are_saved(options: dict[str, Any], said: str) -> None:
+    whole = {"name": "films", "source_query": QUERY, "target_table": "analytics.films", "target_key": ["id"]}
+    with pytest.raises(ValidationError, match=said):
+        Definition.model_validate(whole | {"options": options})
+
+
 def test_a_snapshot_is_later_than_the_one_before_though_clocks_go_back(workbench: Workbench) -> None:
     workbench.source(FILMS)
     make(workbench, "incremental")

@@ -88,8 +88,31 @@ def test_what_a_table_lacks_is_said_and_left(workbench: Workbench) -> None:
         ({"partition_by": {"hash": "name"}}, "no part of the key"),
         ({"partition_by": {"range": "name"}}, "no part of the key"),
         ({"partition_by": {"range": "id"}}, "name a date or a timestamp"),
-        ({"indexes": [{"columns": ["nothing"]}]}, "nothing"),
-        ({"grants": [{"role": "nobody_here"}]}, "nobody_here"),
+        (
+            {"indexes": [{"columns": ["name"]}, {"columns": ["id", "nothing"]}]},
+            (
+                "options.table.indexes.1.columns names the column 'nothing', which analytics.items does not have"
+                " (it has: id, name, tags); correct the name"
+            ),
+        ),
+        (
+            {"indexes": [{"columns": ["name"], "method": "gin"}]},
+            (
+                "options.table.indexes.0 asks for something that analytics.items cannot have: data type text has no"
+                ' default operator class for access method "gin"'
+            ),
+        ),
+        (
+            {"comments": {"nothing": "x"}},
+            "options.table.comments names the column 'nothing', which analytics.items does not have",
+        ),
+        (
+            {"grants": [{"role": "vitrina_reader"}, {"role": "nobody_here"}]},
+            (
+                "options.table.grants.1.role names the role 'nobody_here', which the database of analytics.items does"
+                " not have; correct the name, or CREATE ROLE first"
+            ),
+        ),
     ],
 )
 def test_what_cannot_be_made_is_named_and_nothing_is_left(workbench: Workbench, table: Any, said: str) -> None:
@@ -98,7 +121,65 @@ def test_what_cannot_be_made_is_named_and_nothing_is_left(workbench: Workbench, 
     done = workbench.run("items")
     assert done["status"] == "FAILED"
     assert said in done["error_message"]
+    assert "cast the column" not in done["error_message"]
     assert workbench.sql("SELECT to_regclass('analytics.items') AS table") == [{"table": None}]
+
+
+def test_names_that_a_table_does_not_know_are_said_and_nothing_is_asked_for(workbench: Workbench) -> None:
+    workbench.source(ITEMS)
+    run(workbench)
+    table = {
+        "indexes": [{"columns": ["nothing"]}],
+        "comments": {"never": "x"},
+        "grants": [{"role": "nobody_here"}],
+    }
+    workbench.change("items", options={"table": table})
+    done = workbench.run("items")
+    assert done["status"] == "SUCCESS"
+    warnings = done["metrics"]["plan"]["warnings"]
+    assert len(warnings) == 3
+    for said, warning in zip(("'nothing'", "'never'", "'nobody_here'"), warnings, strict=True):
+        assert said in warning
+        assert "to add it" not in warning
+
+
+def test_an_empty_comment_is_none_and_public_is_everyone(workbench: Workbench) -> None:
+    workbench.source(ITEMS)
+    table = {"comment": "", "comments": {"name": ""}, "grants": [{"role": "public"}]}
+    assert run(workbench, options={"table": table})["metrics"]["plan"]["warnings"] == []
+    assert workbench.run("items")["metrics"]["plan"]["warnings"] == []
+    [found] = workbench.sql("SELECT relacl::text AS acl FROM pg_class WHERE oid = 'analytics.items'::regclass")
+    assert "=r/vitrina_app" in found["acl"].replace("vitrina_app=", "")
+    workbench.sql(
+        """
+        COMMENT ON TABLE analytics.items IS 'old'; COMMENT ON COLUMN analytics.items.name IS 'old';
+        REVOKE ALL ON analytics.items FROM PUBLIC
+        """
+    )
+    warnings = workbench.run("items")["metrics"]["plan"]["warnings"]
+    assert len(warnings) == 3
+    for warning in warnings:
+        workbench.sql(warning.partition("to add it: ")[2])
+    assert workbench.run("items")["metrics"]["plan"]["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ({"columns": ["tags"], "method": "gin", "unique": True}, "the method gin cannot be unique: use btree"),
+        ({"columns": ["id", "name"], "method": "hash"}, "the method hash has one column, not id, name"),
+    ],
+)
+def test_an_index_that_its_method_cannot_make_is_refused(index: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Definition.model_validate(
+            {
+                "name": "x",
+                "source_query": QUERY,
+                "target_table": "analytics.x",
+                "options": {"table": {"indexes": [index]}},
+            }
+        )
 
 
 SALES = """

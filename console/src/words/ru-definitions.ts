@@ -37,6 +37,10 @@ const sentences: Record<string, string> = {
   "definition.unique_of_kept":
     "options.{option} хранит строки, которых больше нет, и уникальный индекс считал бы их значения занятыми: уберите `unique` или сами добавьте к таблице индекс текущих строк",
   "definition.history_key": "в target_key есть «{column}» — столбец options.history: назовите только то, что отличает строку источника",
+  "definition.column_long": "имя столбца «{column}» занимает {size} байт, а Postgres хранит не больше {most}: сократите его (кириллическая буква занимает два байта)",
+  "definition.column_of_system": "«{column}» — системный столбец Postgres, он есть в каждой таблице: назовите другой",
+  "definition.index_columns": "в индексе с методом {method} один столбец, а не {columns}: создайте по индексу на каждый или используйте btree",
+  "definition.index_unique": "индекс с методом {method} не может быть уникальным: используйте btree или уберите `unique`",
   "definition.history_names": "столбцам истории нужны три разных имени, а не {names}",
   "definition.history_target": "{target} не хранит историю: для options.history приёмник — таблица Postgres, schema.table",
   "definition.index_part": "{name} — {part}: нужен объект, для поля — например, {'type': 'keyword'}",

@@ -215,6 +215,7 @@ def _capabilities(
         has_delivered=found.rows > 0 and not backfill,
         key=prepared.key,
         key_is_read=any(name in given for name in prepared.key),
+        key_has_order=not described.unordered & set(prepared.key),
         rows_per_second=_measured_rate(opened, described.estimated_rows),
         guarantee=passes.guarantee() if passes else None,
         warnings=(

@@ -56,6 +56,8 @@ class Capabilities:
     key: tuple[str, ...] = ()
     # Whether the query gives some of the key: without, steps make all of it, and there is no order to continue in.
     key_is_read: bool = True
+    # Whether a read in the order of the key can resume after any row.
+    key_has_order: bool = True
     # How fast this pipeline's last large run was.
     rows_per_second: float | None = None
     guarantee: str | None = None
@@ -242,6 +244,9 @@ def _paging(
     if route == "arrow" and at_once and not known.key_is_read:
         reasons.append(say("plan.stream_without_key"))
         return "one statement", None
+    if at_once and not known.key_has_order:
+        reasons.append(say("plan.one_batch_unordered"))
+        return "one statement", None
     if at_once and known.estimated_rows < _unordered_rows(definition, known, route):
         # Rows in the order of the key would have to be sorted first, only so that a load could be continued.
         reasons.append(say("plan.one_batch_quick", rows=known.estimated_rows))
@@ -298,6 +303,7 @@ def why_not_cut(definition: Definition, known: Capabilities) -> str | None:
         (not _loads_at_once(definition, known, []), say("plan.ranges_passes")),
         (route == "pushdown", say("plan.ranges_pushdown")),
         (not known.key_is_read, say("plan.ranges_no_key")),
+        (not known.key_has_order, say("plan.ranges_unordered")),
         (known.workers == 1, say("plan.ranges_no_room")),
         (
             not known.has_ranges_left and known.estimated_rows < _unordered_rows(definition, known, route),

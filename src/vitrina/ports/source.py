@@ -52,6 +52,8 @@ class Description:
     # The column that says what is new, and its type: `{"key": ..., "type": ...}`.
     cursor: Mapping[str, str] | None = None
     estimated_rows: int = 0
+    # Columns in whose order no read can resume: a place among them cannot be compared with another.
+    unordered: frozenset[str] = frozenset()
     # How the server would run it, as `vitrina.explain.outline` tells it; None where nobody can say.
     outline: Mapping[str, Any] | None = None
     # Changes with the code that makes the rows: a load of older code is not continued.

@@ -34,6 +34,13 @@ SENTENCES = {
         "cron {schedule!r} is not valid or never fires; write 30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or"
         " cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
     ),
+    "definition.column_long": (
+        "the column name {column!r} takes {size} bytes, and Postgres keeps {most} at most: choose a shorter one"
+        " (a Cyrillic letter takes two bytes)"
+    ),
+    "definition.column_of_system": (
+        "{column!r} is a system column that every table in Postgres has: choose another name"
+    ),
     "definition.soft_target": (
         "options.deletes.soft is for a table in Postgres without options.history, not for {target}: a history keeps"
         " such rows anyway"
@@ -81,6 +88,10 @@ SENTENCES = {
     "definition.history_target": (
         "{target} keeps no history: options.history needs a table in Postgres, schema.table, as the target"
     ),
+    "definition.index_columns": (
+        "an index with the method {method} has one column, not {columns}: make an index of each, or use btree"
+    ),
+    "definition.index_unique": ("an index with the method {method} cannot be unique: use btree, or leave `unique` out"),
     "definition.index_part": "{name} is {part}: write an object, for a field such as {{'type': 'keyword'}}",
     "definition.index_parts": "{unknown}: an index has `settings` and `mappings`",
     "definition.label": "label {key} must be a text of up to {most} characters",

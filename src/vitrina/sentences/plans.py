@@ -72,6 +72,10 @@ SENTENCES = {
         "one batch, because it sorts or aggregates and cannot be read in pages; a pause cancels it, and resuming begins"
         " it again"
     ),
+    "plan.one_batch_unordered": (
+        "one batch, because the key has a type of an extension, in whose order no read can resume; a pause cancels it,"
+        " and resuming begins it again"
+    ),
     "plan.one_snapshot": "options.consistency asks for one snapshot",
     "plan.other_cursor": "the cursor, its source or the target is another one than at the last checkpoint",
     "plan.other_database": "the source connection {connection} leads to another database than at the last checkpoint",
@@ -107,6 +111,7 @@ SENTENCES = {
     "plan.ranges_source": "{source} is not read in ranges",
     "plan.ranges_target": "{target} is not written by several processes at once",
     "plan.ranges_unasked": "the columns of the source are not known yet",
+    "plan.ranges_unordered": "the key has a type of an extension, in whose order no range can be cut",
     "plan.ranges_volatile": "each range could get another answer from {functions}",
     "plan.read_only_first": "runs read-only first, because it calls {functions}",
     "plan.recreated": "{target} was emptied or recreated by hand",

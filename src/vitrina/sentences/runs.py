@@ -262,6 +262,22 @@ SENTENCES = {
         "the result has a column {column!r}, which options.deletes.soft of {target} needs itself: give it another name"
         " with AS, or name another column there"
     ),
+    "run.table_column": (
+        "options.table.{option} names the column {column!r}, which {target} does not have (it has: {columns}); correct"
+        " the name, or leave it out"
+    ),
+    "run.table_option": (
+        "options.table.{option} asks for something that {target} cannot have: {message} (statement: {statement});"
+        " change the option, or leave it out"
+    ),
+    "run.table_role": (
+        "options.table.{option} names the role {role!r}, which the database of {target} does not have; correct the"
+        " name, or CREATE ROLE first"
+    ),
+    "run.view_of_others": (
+        "{view}, the view of options.history.current_view, is there, and Vitrina did not make it, so it is not"
+        " replaced; drop or rename it, leave the option out, or hand the view over to Vitrina: {statement}"
+    ),
     "run.view_name_long": (
         "{view}, the view of options.history.current_view, has a name longer than 63 bytes: leave the option out"
     ),

@@ -26,6 +26,8 @@ class TableColumn(Column):
     generated: bool = False
     identity: bool = False
     always_identity: bool = False  # an UPDATE may not set it
+    # The operator by which its values are equal, written so that an empty search_path does not hide it.
+    equal: str = "="
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,13 @@ class Table:
 
     def column(self, name: str) -> TableColumn | None:
         return next((column for column in self.columns if column.name == name), None)
+
+    def same(self, name: str, left: str, right: str) -> sql.Composed:
+        """Build the condition that rows of two aliases have the same value in a column, by its type's own operator."""
+        column = self.column(name)
+        return sql.SQL("{0}.{2} {3} {1}.{2}").format(
+            sql.SQL(left), sql.SQL(right), sql.Identifier(name), sql.SQL(column.equal if column else "=")
+        )
 
 
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
@@ -153,7 +162,8 @@ _FILES = Statement(
 
 def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
     rows = _COLUMNS.fetch_all(connection, [oid])
-    return tuple(TableColumn(**row) for row in rows)
+    own = equalities(connection, [row["base_type"] for row in rows])
+    return tuple(TableColumn(**row, equal=own.get(row["base_type"], "=")) for row in rows)
 
 
 _COLUMNS = Statement(
@@ -175,6 +185,31 @@ _COLUMNS = Statement(
     ORDER BY a.attnum
     """
 )
+
+
+def equalities(connection: Connection, kinds: Iterable[str]) -> dict[str, str]:
+    """Find the types that bring a `=` of their own from outside pg_catalog, with that operator.
+
+    Sessions have an empty search_path: a bare `=` of such a type would be that of text, or none at all. Types of
+    pg_catalog are written without a schema, and need no question.
+    """
+    foreign = sorted({kind for kind in kinds if "." in kind})
+    if not foreign:
+        return {}
+    rows = connection.execute(
+        """
+        SELECT k.kind, pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) AS operator
+        FROM unnest(%s::text[]) AS k(kind)
+        JOIN pg_catalog.pg_opclass c ON c.opcintype = pg_catalog.to_regtype(k.kind) AND c.opcdefault
+        JOIN pg_catalog.pg_am a ON a.oid = c.opcmethod AND a.amname = 'btree'
+        JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily AND m.amopstrategy = 3
+         AND m.amoplefttype = c.opcintype AND m.amoprighttype = c.opcintype
+        JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr
+        JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace AND n.nspname <> 'pg_catalog'
+        """,
+        [foreign],
+    ).fetchall()
+    return {row["kind"]: row["operator"] for row in rows}
 
 
 def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[Column]]:
@@ -401,10 +436,24 @@ def create_table(
     )
 
 
-def with_columns(table: Table | None, target: PostgresTarget, key: tuple[str, ...], columns: Sequence[Column]) -> Table:
+def with_columns(
+    connection: Connection,
+    table: Table | None,
+    target: PostgresTarget,
+    key: tuple[str, ...],
+    columns: Sequence[Column],
+) -> Table:
     """Describe the table as it will be with these columns, or as it will be created; nothing is changed."""
+    own = equalities(connection, [one.type for one in columns])
     new = tuple(
-        TableColumn(one.name, storable(one), base_type=storable(one), not_null=one.name in key) for one in columns
+        TableColumn(
+            one.name,
+            storable(one),
+            base_type=storable(one),
+            not_null=one.name in key,
+            equal=own.get(one.type, "="),
+        )
+        for one in columns
     )
     if table is not None:
         return replace(table, columns=(*table.columns, *new))

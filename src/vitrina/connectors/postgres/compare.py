@@ -33,6 +33,8 @@ _ONE_FORM = {
     "interval": "justify_interval({})",
     "character": "({}::text)",
 }
+# Types that a collation orders, whose values come as they are.
+_COLLATED = ("text", "character varying", "name")
 # Least and greatest are compared as what they are; everything else as text, bytewise.
 _ORDERED = ("smallint", "integer", "bigint", "numeric", "real", "double precision", "date", "timestamp")
 
@@ -197,17 +199,26 @@ class TableSide:
         return {key: values for key, values in found.items() if values is not None}
 
     def has_key(self, keys: Sequence[Key]) -> Composed:
-        """Compare the bare columns, so that an index can be used."""
+        """Compare the bare columns, so that an index can be used; and text bytewise, too.
+
+        By a collation that is not deterministic, 'a' finds the row of 'A', which is another key in a comparison.
+        """
         columns = [SQL("({})").format(field.expression) for field in self.key]
         values = [Literal([key[position] for key in keys]) for position in range(len(self.key))]
+        written = [
+            (place, SQL('({}::text COLLATE "C")').format(columns[place]))
+            for place, field in enumerate(self.key)
+            if _base(field.type).startswith(_COLLATED)
+        ]
         if len(columns) == 1:
-            return SQL("{} = ANY({}::{}[])").format(columns[0], values[0], SQL(self.key[0].type))
+            equal = SQL("{} = ANY({}::{}[])").format(columns[0], values[0], SQL(self.key[0].type))
+            exact = (SQL("{} = ANY({}::text[])").format(text, values[0]) for _, text in written)
+            return SQL("({})").format(SQL(" AND ").join([equal, *exact]))
         names = [Identifier(f"k{position}") for position in range(len(columns))]
+        given = [SQL("u.{}::{}").format(name, SQL(field.type)) for name, field in zip(names, self.key, strict=True)]
         return SQL("({}) IN (SELECT {} FROM unnest({}) AS u({}))").format(
-            SQL(", ").join(columns),
-            SQL(", ").join(
-                SQL("u.{}::{}").format(name, SQL(field.type)) for name, field in zip(names, self.key, strict=True)
-            ),
+            SQL(", ").join([*columns, *(text for _, text in written)]),
+            SQL(", ").join([*given, *(SQL("u.{}").format(names[place]) for place, _ in written)]),
             SQL(", ").join(SQL("{}::text[]").format(value) for value in values),
             SQL(", ").join(names),
         )

@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from vitrina.connectors.postgres import catalog, mart_identity, merge
+from vitrina.connectors.postgres import catalog, mart_identity, merge, table_options
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.errors import FatalError, TargetMismatch
-from vitrina.mart_options import History
+from vitrina.mart_options import Grant, History
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
@@ -160,30 +160,61 @@ def _has_current_key(connection: Connection, table: Table, keys: Sequence[tuple[
     return any(sorted(key) in found for key in keys)
 
 
-def keep_view(connection: Connection, table: Table, history: History) -> None:
-    """Create the view of the current rows, or add the columns to it that the mart has been given since."""
-    name = f"{table.name}_current"
+def name_of_view(table: Table) -> str:
+    return f"{table.name}_current"
+
+
+def keep_view(connection: Connection, table: Table, history: History, grants: Sequence[Grant]) -> None:
+    """Create the view of the current rows, or add the columns to it that the mart has been given since.
+
+    A view that Vitrina did not make is neither replaced nor trusted: its comment says who made it.
+    """
+    name = name_of_view(table)
     if len(name.encode()) > 63:
         raise FatalError(say("run.view_name_long", view=name))
-    shown = catalog.columns_of(connection, [(table.schema, name)]).get((table.schema, name), [])
+    found = connection.execute(_VIEW, [table.schema, name]).fetchone()
+    marking = SQL("COMMENT ON VIEW {} IS {}").format(Identifier(table.schema, name), Literal(_mark(table)))
+    if found and (found["kind"] != "v" or found["comment"] != _mark(table)):
+        statement = marking.as_string(connection)
+        raise FatalError(say("run.view_of_others", view=f"{table.schema}.{name}", statement=statement))
     columns = [column.name for column in table.columns]
-    if [column.name for column in shown] == columns:
+    if found and found["columns"] == columns:
         return
     try:
-        connection.execute(
-            SQL("CREATE OR REPLACE VIEW {} AS SELECT {} FROM {} WHERE {} IS NULL").format(
-                Identifier(table.schema, name),
-                _comma(map(Identifier, columns)),
-                table.identifier,
-                Identifier(history.valid_to),
-            )
-        )
+        with connection.transaction():
+            connection.execute(_create_view(table, history))
+            if found is None:
+                connection.execute(marking)
+                for grant in table_options.grants_of_view(connection, table.schema, name, grants):
+                    connection.execute(grant)
     except psycopg.Error as exc:
         if database.is_disconnect(exc) or database.is_transient(exc):
             raise
         raise FatalError(
             say("run.no_current_view", view=f"{table.schema}.{name}", message=database.sql_message(exc))
         ) from exc
+
+
+_VIEW = """
+SELECT c.relkind::text AS kind, pg_catalog.obj_description(c.oid, 'pg_class') AS comment,
+       ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) AS columns
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+
+
+def _mark(table: Table) -> str:
+    return f"Current rows of {table.schema}.{table.name}, kept by Vitrina"
+
+
+def _create_view(table: Table, history: History) -> Composed:
+    return SQL("CREATE OR REPLACE VIEW {} AS SELECT {} FROM {} WHERE {} IS NULL").format(
+        Identifier(table.schema, name_of_view(table)),
+        _comma(Identifier(column.name) for column in table.columns),
+        table.identifier,
+        Identifier(history.valid_to),
+    )
 
 
 def current_rows(table: Table, history: History) -> Composed:
@@ -290,7 +321,7 @@ def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
     ).format(
         target=merging.target.identifier,
         staged=merging.staged,
-        on=SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key),
+        on=merge.same_key(merging),
         differs=merge.differs(merging),
         columns=_comma(map(Identifier, merging.columns)),
         values=_comma(SQL("s.{}").format(Identifier(name)) for name in merging.columns),
@@ -443,7 +474,7 @@ def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool)
 
 
 def _all_current(merging: Merge, history: History, join: str) -> Composed:
-    on = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
+    on = merge.same_key(merging)
     return SQL("{} JOIN {} AS t ON {}").format(SQL(join), current_rows(merging.target, history), on)
 
 
@@ -452,7 +483,7 @@ def _current_of_staged(merging: Merge, history: History) -> Composed:
 
     A planner that has not counted yet takes almost all states for closed ones, and would read the whole mart.
     """
-    same = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
+    same = merge.same_key(merging)
     return SQL(
         "LEFT JOIN LATERAL"
         " (SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE {} AND t.{} IS NULL OFFSET 0) AS t ON true"
@@ -466,7 +497,7 @@ def find_repeated(connection: Connection, merging: Merge, history: History, at: 
             _comma(SQL("s.{}::text").format(Identifier(name)) for name in merging.key),
             merging.staged,
             current_rows(merging.target, history),
-            SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key),
+            merge.same_key(merging),
             Identifier(history.valid_from),
             _moment(at),
         )

@@ -6,13 +6,14 @@ reached by an index, and ruinous when one is scanned: the plan decides, before a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from vitrina.connectors.postgres import catalog
 from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
@@ -40,12 +41,14 @@ class KeyedQuery:
     # The whole key of the target.
     key: tuple[str, ...]
     types: Mapping[str, str]
+    # Of types that bring a `=` of their own.
+    equal: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def plan(cls, source: "OpenedQuery", derivation: "QueryDerivation") -> "KeyedQuery":
         """Choose the way by which stale keys are asked for; raises when each of them would cost a scan."""
         types = {name: unsized(source.types[name]) for name in derivation.key}
-        made = cls(source.query, derivation.key, types)
+        made = cls(source.query, derivation.key, types, catalog.equalities(source.reader.connection, types.values()))
         made.refuse_scans(source.reader, derivation.columns)
         return made
 
@@ -75,7 +78,10 @@ class KeyedQuery:
             arrays=SQL(", ").join(arrays),
             names=SQL(", ").join(names),
             source=source,
-            same=SQL(" AND ").join(SQL("i.{0} = k.{0}").format(name) for name in names),
+            same=SQL(" AND ").join(
+                SQL("i.{0} {1} k.{0}").format(Identifier(name), SQL(self.equal.get(self.types[name], "=")))
+                for name in stale.columns
+            ),
         )
 
     def ask(self, session: "psycopg.Connection[Any]", stale: Stale) -> list[tuple[Any, ...]]:

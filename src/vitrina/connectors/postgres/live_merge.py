@@ -97,7 +97,7 @@ def delete_absent(writer: PostgresWriter, stale: Stale, is_present: Composable) 
     """Delete the rows of stale keys for which the condition, on the alias `q`, is not true."""
     if not stale.keys:
         return 0
-    same = SQL(" AND ").join(SQL("q.{0} = a.{0}").format(Identifier(name)) for name in stale.columns)
+    same = SQL(" AND ").join(writer.table.same(name, "q", "a") for name in stale.columns)
     is_asked = SQL("EXISTS (SELECT FROM {} AS a WHERE {})").format(_keys_as_rows(writer, stale), same)
     return writer.delete_rows(SQL("{} AND NOT {}").format(is_asked, is_present))
 

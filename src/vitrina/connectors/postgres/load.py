@@ -549,9 +549,11 @@ class MergeLoad(BaseLoad):
         with session.cursor() as cursor, cursor.copy("COPY pg_temp.vitrina_read FROM STDIN") as rows:
             for key in read:
                 rows.write_row([list(key)])
-        kinds = {column.name: unsized(column.base_type) for column in writer.table.columns}
+        columns = {column.name: column for column in writer.table.columns}
         same = SQL(" AND ").join(
-            SQL("q.{} = r.key[{}]::{}").format(Identifier(name), Literal(place), SQL(kinds[name]))
+            SQL("q.{} {} r.key[{}]::{}").format(
+                Identifier(name), SQL(columns[name].equal), Literal(place), SQL(unsized(columns[name].base_type))
+            )
             for place, name in enumerate(writer.key, 1)
         )
         is_read = SQL("EXISTS (SELECT FROM pg_temp.vitrina_read AS r WHERE {})").format(same)

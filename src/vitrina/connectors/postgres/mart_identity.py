@@ -82,10 +82,11 @@ def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, An
     rows = [values for _, _, *more in known["witnesses"] for values in more if None not in values]
     if len(rows) < len(known["witnesses"]) or not rows:
         return True  # nothing is known to look for
+    own = catalog.equalities(connection, known["key_types"])
     found = [
         SQL("({})").format(
             SQL(" AND ").join(
-                SQL("t.{} = {}::{}").format(Identifier(name), Literal(value), SQL(kind))
+                SQL("t.{} {} {}::{}").format(Identifier(name), SQL(own.get(kind, "=")), Literal(value), SQL(kind))
                 for name, value, kind in zip(known["key"], values, known["key_types"], strict=True)
             )
         )

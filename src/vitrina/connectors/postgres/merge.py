@@ -12,6 +12,8 @@ POSITION = "_position"
 # MERGE .. RETURNING came with PostgreSQL 17.
 COUNTS_MERGED_ROWS = 17_00_00
 
+_WITH_FLOATS = frozenset({"real", "double precision", "point", "line", "lseg", "box", "path", "polygon", "circle"})
+
 
 @dataclass(frozen=True)
 class Merge:
@@ -74,7 +76,7 @@ def upsert(merge: Merge) -> Composed:
     ).format(
         target=merge.target.identifier,
         staged=merge.staged,
-        on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
+        on=same_key(merge),
         matched=matched if merge.compared or merge.soft else SQL(""),
         columns=_comma(map(Identifier, merge.columns)),
         overriding=overriding(merge.target, merge.columns),
@@ -87,7 +89,7 @@ def update_staged(merge: Merge) -> Composed | None:
     if not merge.compared:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {} AND {}").format(
-        merge.target.identifier, _comma(_assignments(merge, "s")), merge.staged, _same_key(merge), differs(merge)
+        merge.target.identifier, _comma(_assignments(merge, "s")), merge.staged, same_key(merge), differs(merge)
     )
 
 
@@ -102,12 +104,13 @@ def insert_staged(merge: Merge) -> Composed:
         overriding=overriding(merge.target, merge.columns),
         values=_prefixed("s", merge.columns),
         staged=merge.staged,
-        same=_same_key(merge),
+        same=same_key(merge),
     )
 
 
-def _same_key(merge: Merge) -> Composed:
-    return _all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key)
+def same_key(merge: Merge, left: str = "s", right: str = "t") -> Composed:
+    """Build the condition that a row of the stage and one of the target have the same key."""
+    return _all(merge.target.same(name, left, right) for name in merge.key)
 
 
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
@@ -134,7 +137,7 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         staged=merge.staged,
         join=SQL("FULL" if deletes else "LEFT"),
         target=merge.rows or merge.target.identifier,
-        on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
+        on=same_key(merge),
         differs=differs(merge),
     )
 
@@ -144,10 +147,34 @@ def differs(merge: Merge) -> Composable:
     back = SQL("t.{} IS NOT NULL").format(Identifier(merge.soft)) if merge.soft else SQL("false")
     if not merge.compared:
         return back
-    changed = SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
-        _prefixed("t", merge.compared), _prefixed("s", merge.compared)
-    )
+    changed = _image_differs("s", merge.compared)
+    loose = [name for name in merge.compared if _has_several_images(merge.target, name)]
+    if loose:
+        exact = [name for name in merge.compared if name not in loose]
+        by_text = _text_differs("s", loose)
+        # Asked only of rows whose images differ, and of most of these the first tells.
+        really = SQL("({} OR {})").format(_image_differs("s", exact), by_text) if exact else by_text
+        changed = SQL("({} AND {})").format(changed, really)
     return SQL("({} OR {})").format(back, changed) if merge.soft else changed
+
+
+def _image_differs(alias: str, names: Sequence[str]) -> Composed:
+    return SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
+        _prefixed("t", names), _prefixed(alias, names)
+    )
+
+
+def _text_differs(alias: str, names: Sequence[str]) -> Composed:
+    return SQL("ROW({})::text <> ROW({})::text").format(_prefixed("t", names), _prefixed(alias, names))
+
+
+def _has_several_images(target: Table, name: str) -> bool:
+    """Tell whether one value may have several binary images, by the route on which it came.
+
+    NaN has a sign, which inf - inf sets and text does not; an array may keep a map of NULLs that it no longer has.
+    """
+    column = target.column(name)
+    return column is not None and (column.base_type.endswith("[]") or column.base_type in _WITH_FLOATS)
 
 
 def count_diff() -> Composed:
@@ -157,14 +184,19 @@ def count_diff() -> Composed:
 def count_changed_columns(merge: Merge) -> Composed:
     """Count, column by column, the rows whose value would change; the outputs are in the order of `compared`."""
     changed = (
-        SQL("count(*) FILTER (WHERE ROW(t.{0})::record OPERATOR(pg_catalog.*<>) ROW(d.{0})::record) AS {1}").format(
-            Identifier(name), Identifier(f"c{place}")
-        )
+        SQL("count(*) FILTER (WHERE {}) AS {}").format(_column_differs(merge, name), Identifier(f"c{place}"))
         for place, name in enumerate(merge.compared)
     )
     return SQL("SELECT {} FROM {} AS d JOIN {} AS t ON {} WHERE d.\"_op\" = 'U'").format(
         _comma(changed), DIFF, merge.rows or merge.target.identifier, _same_row(merge)
     )
+
+
+def _column_differs(merge: Merge, name: str) -> Composed:
+    changed = _image_differs("d", [name])
+    if not _has_several_images(merge.target, name):
+        return changed
+    return SQL("{} AND {}").format(changed, _text_differs("d", [name]))
 
 
 def first_differences(merge: Merge, op: str, limit: int) -> Composed:
@@ -202,7 +234,7 @@ def is_in_diff(merge: Merge) -> Composed:
 
 def is_staged(merge: Merge) -> Composed:
     """A condition on rows `q` of the target: their keys are among the staged rows."""
-    same = _all(SQL("s.{0} = q.{0}").format(Identifier(name)) for name in merge.key)
+    same = same_key(merge, "s", "q")
     return SQL("EXISTS (SELECT FROM {} AS s WHERE {})").format(merge.staged, same)
 
 
@@ -248,9 +280,12 @@ def _same_row(merge: Merge) -> Composable:
 
 
 def _same_value(target: Table, name: str) -> Composed:
-    column = target.column(name)
-    equal = "t.{0} = d.{0}" if column and column.not_null else "t.{0} IS NOT DISTINCT FROM d.{0}"
-    return SQL(equal).format(Identifier(name))
+    column, equal = target.column(name), target.same(name, "t", "d")
+    if column and column.not_null:
+        return equal
+    if column and column.equal != "=":  # IS NOT DISTINCT FROM would look for the operator in search_path
+        return SQL("({0} OR t.{1} IS NULL AND d.{1} IS NULL)").format(equal, Identifier(name))
+    return SQL("t.{0} IS NOT DISTINCT FROM d.{0}").format(Identifier(name))
 
 
 def insert_rows(merge: Merge) -> Composed:

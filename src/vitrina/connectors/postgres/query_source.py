@@ -10,7 +10,16 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from vitrina import explain, sqlguard
-from vitrina.connectors.postgres import advice, cursor_facts, key_ranges, plan_check, query_pass, rescan, single_rows
+from vitrina.connectors.postgres import (
+    advice,
+    catalog,
+    cursor_facts,
+    key_ranges,
+    plan_check,
+    query_pass,
+    rescan,
+    single_rows,
+)
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
@@ -68,8 +77,14 @@ class QuerySource(OpenedQuery):
             stamps=self.judged.volatile_columns,
             cursor=cursor,
             estimated_rows=int(plan[0]["Plan"]["Plan Rows"]),
+            unordered=self._unordered(),
             outline=explain.outline(plan),
         )
+
+    def _unordered(self) -> frozenset[str]:
+        """Find columns whose type orders its values by operators that an empty search_path hides."""
+        own = catalog.equalities(self.reader.connection, self.types.values())
+        return frozenset(name for name, kind in self.types.items() if kind in own)
 
     @property
     def plan(self) -> plan_check.Plan:

@@ -1,7 +1,9 @@
 """What `options.table` asks of a mart: partitions, indexes, comments and grants of a new table, and what one lacks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import ranges
@@ -10,6 +12,7 @@ from vitrina.errors import TargetMismatch
 from vitrina.mart_options import Grant, Index, TableOptions
 from vitrina.ports.schema import Column
 from vitrina.sentences import say
+from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
@@ -58,7 +61,51 @@ def create_partitions(connection: Connection, target: PostgresTarget, options: T
         )
 
 
-def missing(connection: Connection, table: Table, options: TableOptions) -> list[Composed]:
+class Lack(NamedTuple):
+    """Something that a table lacks: the option that asks for it, and the statement that adds it."""
+
+    option: str
+    statement: Composed
+
+
+def add_missing(connection: Connection, table: Table, options: TableOptions) -> None:
+    """Make a new table what the options ask for. Refuse what cannot be made, by the option that asks for it."""
+    for problem in unknown(connection, table, options):
+        raise TargetMismatch(problem)
+    for lack in missing(connection, table, options):
+        try:
+            connection.execute(lack.statement)
+        except psycopg.Error as exc:
+            if database.is_disconnect(exc) or database.is_transient(exc):
+                raise
+            raise TargetMismatch(
+                say(
+                    "run.table_option",
+                    option=lack.option,
+                    target=PostgresTarget(table.schema, table.name),
+                    statement=lack.statement.as_string(connection),
+                    message=database.sql_message(exc),
+                )
+            ) from exc
+
+
+def unknown(connection: Connection, table: Table, options: TableOptions) -> Iterator[str]:
+    """Name the columns and roles that the options name and that there are not."""
+    target, names = PostgresTarget(table.schema, table.name), [column.name for column in table.columns]
+    named = [
+        (f"indexes.{place}.columns", column) for place, index in enumerate(options.indexes) for column in index.columns
+    ]
+    named += [("comments", column) for column in options.comments]
+    for option, column in named:
+        if column not in names:
+            yield say("run.table_column", option=option, column=column, target=target, columns=", ".join(names))
+    roles = _roles(connection, options.grants)
+    for place, grant in enumerate(options.grants):
+        if grant.role not in roles:
+            yield say("run.table_role", option=f"grants.{place}.role", role=grant.role, target=target)
+
+
+def missing(connection: Connection, table: Table, options: TableOptions) -> list[Lack]:
     """Give the statements that would make the table what the options ask for; nothing that it has more is named."""
     return [
         *_missing_indexes(connection, table, options.indexes),
@@ -67,18 +114,39 @@ def missing(connection: Connection, table: Table, options: TableOptions) -> list
     ]
 
 
-def drift(connection: Connection, table: Table, options: TableOptions) -> Iterator[str]:
-    """Say what a table that is there lacks: it is shown, and left to people."""
+def drift(connection: Connection, table: Table, options: TableOptions, view: str | None = None) -> Iterator[str]:
+    """Say what a table that is there lacks, and its view of current rows: it is shown, and left to people."""
     target = PostgresTarget(table.schema, table.name)
     cut = options.partition_by
     if cut and not ranges.is_cut_so(connection, table, cut):
         said = "warning.table_not_partitioned" if cut.hash else "warning.table_not_in_ranges"
         yield say(said, target=target, column=cut.column)
-    for statement in missing(connection, table, options):
-        yield say("warning.table_drift", target=target, statement=statement.as_string(connection))
+    yield from unknown(connection, table, options)
+    for lack in missing(connection, table, options):
+        yield say("warning.table_drift", target=target, statement=lack.statement.as_string(connection))
+    if view:
+        of_view = PostgresTarget(table.schema, view)
+        for statement in grants_of_view(connection, table.schema, view, options.grants):
+            yield say("warning.table_drift", target=of_view, statement=statement.as_string(connection))
 
 
-def _missing_indexes(connection: Connection, table: Table, wanted: Sequence[Index]) -> Iterator[Composed]:
+def grants_of_view(connection: Connection, schema: str, name: str, grants: Sequence[Grant]) -> list[Composed]:
+    """Give the statements that would let roles that may read a mart read its view of current rows, too."""
+    row = connection.execute(
+        """
+        SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s
+        """,
+        [schema, name],
+    ).fetchone()
+    if row is None:
+        return []
+    readers = [Grant(role=grant.role) for grant in grants if "SELECT" in grant.privileges]
+    found = _missing_privileges(connection, row["oid"], Identifier(schema, name), readers)
+    return [lack.statement for lack in found]
+
+
+def _missing_indexes(connection: Connection, table: Table, wanted: Sequence[Index]) -> Iterator[Lack]:
     rows = connection.execute(
         """
         SELECT m.amname AS method, i.indisunique AS is_unique, i.indpred IS NOT NULL AS is_partial,
@@ -92,17 +160,23 @@ def _missing_indexes(connection: Connection, table: Table, wanted: Sequence[Inde
         [table.oid],
     ).fetchall()
     found = {(row["method"], row["is_unique"], tuple(row["columns"])) for row in rows if not row["is_partial"]}
-    for index in wanted:
-        if (index.method, index.unique, tuple(index.columns)) not in found:
-            yield SQL("CREATE {}INDEX ON {} USING {} ({})").format(
-                SQL("UNIQUE " if index.unique else ""),
-                table.identifier,
-                SQL(index.method),
-                SQL(", ").join(map(Identifier, index.columns)),
-            )
+    for place, index in enumerate(wanted):
+        if (index.method, index.unique, tuple(index.columns)) in found or _lacks_column(table, index.columns):
+            continue
+        statement = SQL("CREATE {}INDEX ON {} USING {} ({})").format(
+            SQL("UNIQUE " if index.unique else ""),
+            table.identifier,
+            SQL(index.method),
+            SQL(", ").join(map(Identifier, index.columns)),
+        )
+        yield Lack(f"indexes.{place}", statement)
 
 
-def _missing_comments(connection: Connection, table: Table, options: TableOptions) -> Iterator[Composed]:
+def _lacks_column(table: Table, names: Iterable[str]) -> bool:
+    return any(table.column(name) is None for name in names)
+
+
+def _missing_comments(connection: Connection, table: Table, options: TableOptions) -> Iterator[Lack]:
     rows = connection.execute(
         """
         SELECT a.attname AS name, pg_catalog.col_description(a.attrelid, a.attnum) AS text
@@ -111,24 +185,43 @@ def _missing_comments(connection: Connection, table: Table, options: TableOption
         """,
         {"table": table.oid},
     ).fetchall()
-    found = {row["name"]: row["text"] for row in rows}
+    # For Postgres a comment without text is none.
+    found = {row["name"]: row["text"] or "" for row in rows}
     if options.comment is not None and found[None] != options.comment:
-        yield SQL("COMMENT ON TABLE {} IS {}").format(table.identifier, Literal(options.comment))
+        statement = SQL("COMMENT ON TABLE {} IS {}").format(table.identifier, Literal(options.comment))
+        yield Lack("comment", statement)
     for name, text in options.comments.items():
-        if found.get(name) != text:
+        if not _lacks_column(table, [name]) and found[name] != text:
             column = Identifier(table.schema, table.name, name)
-            yield SQL("COMMENT ON COLUMN {} IS {}").format(column, Literal(text))
+            yield Lack("comments", SQL("COMMENT ON COLUMN {} IS {}").format(column, Literal(text)))
 
 
-def _missing_grants(connection: Connection, table: Table, grants: Sequence[Grant]) -> Iterator[Composed]:
-    for grant in grants:
+def _missing_grants(connection: Connection, table: Table, grants: Sequence[Grant]) -> Iterator[Lack]:
+    return _missing_privileges(connection, table.oid, table.identifier, grants)
+
+
+def _missing_privileges(
+    connection: Connection, oid: int, identifier: Identifier, grants: Sequence[Grant]
+) -> Iterator[Lack]:
+    roles = _roles(connection, grants)
+    for place, grant in enumerate(grants):
         for privilege in grant.privileges:
-            row = connection.execute(
-                """
-                SELECT pg_catalog.has_table_privilege(r.rolname, %s::oid, %s) AS given
-                FROM pg_catalog.pg_roles r WHERE r.rolname = %s
-                """,
-                [table.oid, privilege, grant.role],
-            ).fetchone()
-            if row is None or not row["given"]:
-                yield SQL("GRANT {} ON {} TO {}").format(SQL(privilege), table.identifier, Identifier(grant.role))
+            if grant.role in roles and not _may(connection, grant.role, oid, privilege):
+                statement = SQL("GRANT {} ON {} TO {}").format(SQL(privilege), identifier, Identifier(grant.role))
+                yield Lack(f"grants.{place}", statement)
+
+
+def _roles(connection: Connection, grants: Sequence[Grant]) -> frozenset[str]:
+    """Find which roles there are; `public`, which stands for all of them, is not listed in the catalog."""
+    names = [grant.role for grant in grants]
+    rows = connection.execute(
+        "SELECT r.rolname::text AS name FROM pg_catalog.pg_roles r WHERE r.rolname::text = ANY(%s)", [names]
+    ).fetchall()
+    return frozenset(row["name"] for row in rows) | {"public"}
+
+
+def _may(connection: Connection, role: str, oid: int, privilege: str) -> bool:
+    row = connection.execute(
+        "SELECT pg_catalog.has_table_privilege(%s::name, %s::oid, %s) AS given", [role, oid, privilege]
+    ).fetchone()
+    return row is not None and bool(row["given"])

@@ -121,7 +121,8 @@ class PostgresWriter:
             table = self._add_missing(table, missing, alter=create)
         self._table = table
         if create and self._history and self._history.current_view:
-            history.keep_view(self.connection, table, self._history)
+            grants = self._options.table.grants if self._options.table else ()
+            history.keep_view(self.connection, table, self._history, grants)
         self._columns = tuple(column.name for column in result if table.column(column.name) is not None)
         self._not_compared = stamps
         return self._key
@@ -168,8 +169,7 @@ class PostgresWriter:
             psycopg.errors.FeatureNotSupported,
             psycopg.errors.InvalidObjectDefinition,
         ) as exc:
-            # A key of json, which has no order; a column of type record, which no table can have; an index of a column
-            # that there is not, a role that there is not.
+            # A key of json, which has no order; a column of type record, which no table can have.
             raise TargetMismatch(
                 say("run.cannot_create_from", target=self._target, message=exc.diag.message_primary)
             ) from exc
@@ -186,15 +186,16 @@ class PostgresWriter:
             catalog.create_table(self.connection, self._target, [*result, *self._soft_column()], key, cut)
         if options:
             table_options.create_partitions(self.connection, self._target, options)
-            for statement in table_options.missing(self.connection, self._require_table(), options):
-                self.connection.execute(statement)
+            table_options.add_missing(self.connection, self._require_table(), options)
 
     def drift(self) -> tuple[str, ...]:
         """Say what a table that is there lacks of options.table."""
         options = self._options.table
         if options is None or self._table is None or self._made_table:
             return ()
-        return tuple(table_options.drift(self.connection, self._table, options))
+        kept = self._history
+        view = history.name_of_view(self._table) if kept and kept.current_view else None
+        return tuple(table_options.drift(self.connection, self._table, options, view))
 
     def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
         named = ", ".join(f"{column.name} {column.type}" for column in missing)
@@ -219,7 +220,7 @@ class PostgresWriter:
         kept = self._history
         condition = SQL("m.{} IS NULL").format(Identifier(kept.valid_to)) if kept else SQL("true")
         self._imagined = catalog.rows_with_columns(self._table, self.lacking, condition)
-        self._table = catalog.with_columns(self._table, self._target, self._key, self.lacking)
+        self._table = catalog.with_columns(self.connection, self._table, self._target, self._key, self.lacking)
         self._columns = tuple(name for name in self._given if self._table.column(name) is not None)
 
     @property

@@ -62,4 +62,5 @@ def methods_of(function: ast.expr) -> Iterator[ast.Attribute]:
 
 
 def speaks_to_a_logger(value: ast.expr) -> bool:
-    return bool(re.fullmatch(r"((self|run|self\._run)\.)?_?log|structlog\.get_logger\(.*\)(\.bind\(.*\))?", ast.unparse(value)))
+    logger = r"((self|run|self\._run)\.)?_?log|structlog\.get_logger\(.*\)(\.bind\(.*\))?"
+    return bool(re.fullmatch(logger, ast.unparse(value)))

@@ -10,7 +10,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
 from vitrina.connectors.postgres.source import NO_ORDER, Age, Bounds, Order, Query, SqlReader, column, translate_read
-from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage
+from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, Turns
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.ports.batch import Part, Position, Stopwatch
 from vitrina.store import database, sessions
@@ -29,7 +29,7 @@ class Paging:
 
 
 class PushdownSource:
-    """Fill stages by SQL. `stages` alternate, so that one can be filled while the other is merged and emptied."""
+    """Fill stages by SQL. They take turns, so that one can be filled while the other is merged and emptied."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PushdownSource:
         query: Query,
         *,
         bounds: Bounds,
-        stages: tuple[Stage, ...],
+        turns: Turns,
         paging: Paging,
         epoch: int,
         target: PostgresTarget,
@@ -50,7 +50,7 @@ class PushdownSource:
         self._probe = probe
         self._query = query
         self._bounds = bounds
-        self._stages = stages
+        self._turns = turns
         self._paging = paging
         self._epoch = epoch
         self._target = target
@@ -62,7 +62,7 @@ class PushdownSource:
         number, position = first_number, after
         while True:
             started, watch = time.monotonic(), Stopwatch()
-            stage = self._stages[number % len(self._stages)]
+            stage = self._turns.of(number)
             limit = self._paging.limit() if self._paging.limit else None
             reopened = self._snapshot.renew() if self._snapshot else False
             # One statement reads and stages; what it takes is mostly the query's.

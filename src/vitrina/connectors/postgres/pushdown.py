@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -90,12 +90,10 @@ class PushdownSource:
         try:
             # A query may have called set_config: each fill begins with the settings that the session began with.
             database.reset(connection)
-            with connection.transaction():
+            with self._writing():
                 if self._snapshot:
-                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                     connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot.name)))
-                else:
-                    connection.execute("SET TRANSACTION READ WRITE")
                 if self._isolate:
                     return self._fill_isolated(stage, number, select)
                 return connection.execute(
@@ -105,6 +103,18 @@ class PushdownSource:
             raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Begin a transaction that may write; those of the reader may not. Said with BEGIN, which saves a statement."""
+        connection = self._reader.connection
+        connection.read_only = False
+        try:
+            with connection.transaction():
+                yield
+        finally:
+            with suppress(psycopg.Error):  # on a connection that broke there is no next transaction
+                connection.read_only = None
 
     def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
         """Run the query while the transaction is read-only; Postgres lifts that when the savepoint is released."""

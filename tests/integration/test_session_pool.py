@@ -106,6 +106,19 @@ def test_nothing_is_left_behind(left: str, pool: SessionPool, database: Settings
     assert ask(second, look) == before
 
 
+def test_what_the_driver_says_of_transactions_is_forgotten(pool: SessionPool, database: Settings) -> None:
+    first = take(pool, database)
+    first.read_only, first.isolation_level = True, psycopg.IsolationLevel.SERIALIZABLE
+    pool.give_back(first, keep=True)
+    second = take(pool, database)
+    assert second is first
+    with second.transaction():
+        shown = ask(
+            second, "SELECT current_setting('transaction_read_only') || current_setting('transaction_isolation')"
+        )
+    assert shown == "offread committed"
+
+
 def test_a_role_is_put_off(pool: SessionPool, database: Settings, workbench: Workbench) -> None:
     workbench.sql("CREATE ROLE put_off_later; GRANT put_off_later TO vitrina_app")
     try:

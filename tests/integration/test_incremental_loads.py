@@ -4,10 +4,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL
 
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import load
 from vitrina.connectors.postgres.stage import Stage
+from vitrina.connectors.postgres.target import PostgresWriter
+from vitrina.ports.batch import Counts
 
 FILMS = """
 CREATE TABLE content.film_work (
@@ -197,35 +200,66 @@ def test_the_latest_version_of_a_row_wins_within_a_batch(bench: Workbench, route
     ]
 
 
-@ROUTES
-@pytest.mark.parametrize("left_rows", [0, 60, 10_000])
-def test_more_rows_than_the_one_expected_batch_arrive_whole(
-    bench: Workbench, route: str, left_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One stage then takes several batches, and what is left in it of earlier ones is not merged again."""
-    made: list[str] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of stages, as they are made."""
+    names: list[str] = []
     create = Stage.create
 
     def noting(self: Stage, *given: Any, **more: Any) -> None:
-        made.append(self.name)
+        names.append(self.name[-1])
         create(self, *given, **more)
 
-    monkeypatch.setattr(load, "MAX_LEFT_ROWS", left_rows)
     monkeypatch.setattr(Stage, "create", noting)
+    return names
+
+
+@ROUTES
+@pytest.mark.parametrize("left_rows", [0, 60, 10_000])
+def test_more_rows_than_the_one_expected_batch_arrive_whole(
+    bench: Workbench, route: str, left_rows: int, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second stage is made then, so that the first can be emptied; no row that is left is merged again."""
+    monkeypatch.setattr(load, "MAX_LEFT_ROWS", left_rows)
     bench.sql(
-        "TRUNCATE content.film_work; INSERT INTO content.film_work VALUES (0, 'First'); ANALYZE content.film_work"
+        "ALTER TABLE content.film_work SET (autovacuum_enabled = off); TRUNCATE content.film_work;"
+        " INSERT INTO content.film_work VALUES (0, 'First'); ANALYZE content.film_work"
     )
     bench.pipeline("films", QUERY, **INCREMENTAL, options=STAMPED | {"route": route})
     bench.run("films")
     made.clear()
+    held: list[int] = []
+    merge = PostgresWriter.merge_batch
+
+    def counting(self: PostgresWriter, stage: Stage, number: int) -> Counts:
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {}").format(stage.identifier)).fetchone()
+        assert row is not None
+        held.append(row["rows"])
+        return merge(self, stage, number)
+
+    monkeypatch.setattr(PostgresWriter, "merge_batch", counting)
     bench.sql(
-        "INSERT INTO content.film_work SELECT i, 'x', now() + make_interval(secs => i) FROM generate_series(1, 40) AS i"
+        "INSERT INTO content.film_work SELECT i, 'x', now() + make_interval(secs => i)"
+        " FROM generate_series(1, 100) AS i"
     )
     bench.sql("UPDATE etl.etl_pipelines SET batch_size = 10 WHERE name = 'films'")
 
     run = bench.run("films")
 
-    assert (run["status"], run["metrics"]["inserted"]) == ("SUCCESS", 40)
-    assert run["batches"] >= 4
-    assert len(made) == 1, "a second stage is not needed"
+    assert (run["status"], run["metrics"]["inserted"]) == ("SUCCESS", 100)
+    assert run["batches"] >= 10
+    assert made == ["a", "b"]
+    assert max(held) <= left_rows + 40, "what was merged does not gather in a stage"
     assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@ROUTES
+def test_a_pass_of_one_batch_makes_one_stage(bench: Workbench, route: str, made: list[str]) -> None:
+    bench.sql("DELETE FROM content.film_work WHERE id > 50")
+    bench.sql("VACUUM ANALYZE content.film_work")
+    bench.pipeline("films", QUERY, **INCREMENTAL, options=STAMPED | {"route": route})
+    bench.run("films")
+    made.clear()
+    bench.sql("UPDATE content.film_work SET modified = now() WHERE id < 20")
+    assert bench.run("films")["status"] == "SUCCESS"
+    assert made == ["a"]

@@ -241,6 +241,33 @@ def test_a_batch_and_a_cancel_take_their_locks_in_one_order(bench: Workbench, mo
             batch.result(60)
 
 
+def test_a_request_is_answered_behind_a_cancel_and_not_across_it(bench: Workbench) -> None:
+    """Pipeline, then run, in one statement; what was cancelled meanwhile is not touched."""
+    held = claim(bench)
+
+    def answer() -> None:
+        with database.connect(bench.settings.require_database_url(), "a") as metastore:
+            leases.answer_request(metastore, held)
+
+    with ThreadPoolExecutor() as threads:
+        with bench.admin.transaction():
+            bench.sql("UPDATE etl.etl_pipelines SET claim_id = NULL, status = 'IDLE', lease_until = NULL")
+            answering = threads.submit(answer)
+            until(lambda: answering.done() or bool(bench.sql("SELECT 1 FROM pg_locks WHERE NOT granted")))
+            assert not answering.done()
+            bench.sql(f"UPDATE etl.etl_runs SET status = 'CANCELLED' WHERE id = '{held.run_id}'")
+        answering.result(60)
+    [row] = bench.sql("SELECT r.answers_request, p.run_requested_at FROM etl.etl_runs r, etl.etl_pipelines p")
+    assert (row["answers_request"], row["run_requested_at"]) == (None, held.row["run_requested_at"])
+
+
+def test_a_request_is_answered(bench: Workbench) -> None:
+    held = claim(bench)
+    leases.answer_request(bench.metastore, held)
+    [row] = bench.sql("SELECT r.answers_request, p.run_requested_at FROM etl.etl_runs r, etl.etl_pipelines p")
+    assert (row["answers_request"], row["run_requested_at"]) == (held.row["run_requested_at"], None)
+
+
 # --- leases --------------------------------------------------------------------------------------------------------
 
 

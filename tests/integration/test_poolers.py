@@ -16,6 +16,8 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.store import database, setup
+from vitrina.store.prepared import Statement
+from vitrina.store.session_pool import SessionPool
 
 CONFIG = """
 [databases]
@@ -118,9 +120,30 @@ def test_a_source_behind_session_mode_is_read(workbench: Workbench, pooled: Pool
     ]
     fields = {"tasks": tasks} if steps else {}
     workbench.pipeline("films", query, target_key=["id"], source_connection="shop", **fields)
-    run = workbench.run("films")
-    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
-    assert workbench.differences(query, "analytics.films") == 0
+    for _ in range(3):  # the second and third in sessions that the first has left
+        run = workbench.run("films")
+        assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+        assert workbench.differences(query, "analytics.films") == 0
+
+
+def test_kept_sessions_are_refused_in_transaction_mode(workbench: Workbench, pooled: Pooled) -> None:
+    """Before a statement is prepared: another client of the pooler would find it."""
+    url = pooled(workbench.settings.require_database_url(), "transaction")
+    pool = SessionPool(most=2, idle_seconds=60.0)
+    with pytest.raises(CannotConnect, match="pooler in transaction mode"):
+        pool.connect(url, "vitrina:test", connect_timeout_seconds=5, settings={})
+
+
+def test_a_session_of_the_pooler_is_clean_after_a_kept_one(workbench: Workbench, pooled: Pooled) -> None:
+    """The pooler gives the server's session to the next client, which prepares statements under the same names."""
+    url = pooled(workbench.settings.require_database_url(), "session")
+    for _ in range(2):
+        pool = SessionPool(most=2, idle_seconds=60.0)
+        for _ in range(2):
+            session = pool.connect(url, "vitrina:test", connect_timeout_seconds=5, settings={})
+            assert Statement(b"SELECT %s::int AS number").fetch_one(session, [7]) == {"number": 7}
+            pool.give_back(session, keep=True)
+        pool.close()
 
 
 def test_an_installation_is_not_set_up_through_a_pooler(workbench: Workbench, pooled: Pooled) -> None:

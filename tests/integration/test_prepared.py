@@ -92,7 +92,11 @@ def test_a_migration_adds_a_column(session: Connection, metastore: Connection) -
     metastore.execute("ALTER TABLE etl.things ADD COLUMN name text DEFAULT 'new'")
     assert found.fetch_all(session, []) == [{"id": 1, "name": "new"}]
     metastore.execute("ALTER TABLE etl.things DROP COLUMN id")
-    with pytest.raises(psycopg.errors.FeatureNotSupported), session.transaction():
+    # Whoever retries transactions retries this one.
+    with (
+        pytest.raises(psycopg.errors.SerializationFailure, match="execute the transaction again"),
+        session.transaction(),
+    ):
         found.fetch_all(session, [])
     assert found.fetch_all(session, []) == [{"name": "new"}]
 
@@ -129,3 +133,38 @@ def test_every_filter_of_a_list_can_be_prepared(session: Connection, workbench: 
             after = (row["created_at"], row["id"])
             more: dict[str, Any] = {"labels": ["team"], "after": after, "oldest_first": oldest_first, "limit": 5}
             assert runs.list_page(session, pipeline_id=pipeline_id, **each_of, **more) == []
+
+
+def test_what_the_server_does_not_support_is_said_once(session: Connection, metastore: Connection) -> None:
+    metastore.execute(
+        """
+        CREATE FUNCTION etl.unsupported() RETURNS int LANGUAGE plpgsql AS
+        $$ BEGIN RAISE feature_not_supported USING MESSAGE = 'not here'; END $$
+        """
+    )
+    asked = Statement(b"SELECT etl.unsupported() AS number")
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="not here"):
+            asked.fetch_all(session, [])
+
+
+def test_a_statement_follows_the_role_and_the_path_of_its_session(session: Connection, workbench: Workbench) -> None:
+    """What a name means is asked again when either has changed since the statement was prepared."""
+    workbench.sql(
+        "CREATE ROLE other_path; GRANT other_path TO vitrina_app; CREATE SCHEMA one; CREATE SCHEMA two;"
+        " CREATE TABLE one.words AS SELECT 'one' AS word; CREATE TABLE two.words AS SELECT 'two' AS word;"
+        " GRANT USAGE ON SCHEMA one, two TO vitrina_app, other_path; GRANT SELECT ON one.words TO vitrina_app;"
+        " GRANT SELECT ON two.words TO other_path"
+    )
+    try:
+        asked = Statement(b"SELECT word, current_user::text AS role FROM words")
+        session.execute("SET search_path = one")
+        assert asked.fetch_all(session, []) == [{"word": "one", "role": "vitrina_app"}]
+        session.execute("SET search_path = two; SET ROLE other_path")
+        assert asked.fetch_all(session, []) == [{"word": "two", "role": "other_path"}]
+        session.execute("SET search_path = one")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            asked.fetch_all(session, [])
+    finally:
+        session.execute("RESET ROLE; RESET search_path")
+        workbench.sql("DROP SCHEMA one, two CASCADE; DROP ROLE other_path")

@@ -23,7 +23,7 @@ from vitrina import sqlguard
 from vitrina.connectors.postgres import plan_check
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
-from vitrina.connectors.postgres.stage import Stage, StageColumn
+from vitrina.connectors.postgres.stage import Stage, StageColumn, Turns
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import InvalidQuery, RunError, SourceQueryFailed
 from vitrina.settings import Settings
@@ -234,7 +234,7 @@ def _fill(place: Place, reader: SqlReader, judged: CheckedQuery) -> None:
         reader.connection,
         _AsText(judged),
         bounds=Bounds(),
-        stages=(place.stage,),
+        turns=Turns(place.stage),
         paging=Paging(),
         epoch=1,
         target=PostgresTarget("analytics", "layers"),

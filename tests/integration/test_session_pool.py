@@ -106,6 +106,19 @@ def test_nothing_is_left_behind(left: str, pool: SessionPool, database: Settings
     assert ask(second, look) == before
 
 
+def test_what_the_driver_says_of_transactions_is_forgotten(pool: SessionPool, database: Settings) -> None:
+    first = take(pool, database)
+    first.read_only, first.isolation_level = True, psycopg.IsolationLevel.SERIALIZABLE
+    pool.give_back(first, keep=True)
+    second = take(pool, database)
+    assert second is first
+    with second.transaction():
+        shown = ask(
+            second, "SELECT current_setting('transaction_read_only') || current_setting('transaction_isolation')"
+        )
+    assert shown == "offread committed"
+
+
 def test_a_role_is_put_off(pool: SessionPool, database: Settings, workbench: Workbench) -> None:
     workbench.sql("CREATE ROLE put_off_later; GRANT put_off_later TO vitrina_app")
     try:
@@ -334,3 +347,50 @@ def test_a_session_is_asked_once_which_database_it_is_on(pool: SessionPool, data
     session.close()
     assert databases.look(session) == databases.look(other)
     assert store_database.place(session) == store_database.place(other)
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_run_goes_well_after_tables_of_the_metastore_have_changed(workbench: Workbench, mode: str) -> None:
+    """As a migration does while a runner of the release before goes on: its sessions have prepared statements."""
+    workbench.source("CREATE TABLE content.films AS SELECT n AS id, now() AS at FROM generate_series(1, 10) n")
+    more = {"incremental_key": "at"} if mode == "incremental" else {}
+    workbench.pipeline("copied", "SELECT id, at FROM content.films", target_key=["id"], mode=mode, **more)
+    assert workbench.run("copied")["status"] == "SUCCESS"
+    tables = ("etl_pipelines", "etl_runs", "etl_state", "etl_events", "etl_dead_letters", "etl_requests")
+    for number, table in enumerate(tables):
+        workbench.sql(f"ALTER TABLE etl.{table} ADD COLUMN later_{number} text DEFAULT 'new'")
+        try:
+            run = workbench.run("copied")
+            assert (run["status"], run["error_message"], run["attempts"]) == ("SUCCESS", None, 1), table
+        finally:
+            workbench.sql(f"ALTER TABLE etl.{table} DROP COLUMN later_{number}")
+        run = workbench.run("copied")
+        assert (run["status"], run["error_message"], run["attempts"]) == ("SUCCESS", None, 1), table
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_run_goes_well_after_source_and_mart_have_changed(workbench: Workbench, mode: str) -> None:
+    workbench.source("CREATE TABLE content.films AS SELECT n AS id, now() AS at FROM generate_series(1, 10) n")
+    more = {"incremental_key": "at"} if mode == "incremental" else {}
+    query = "SELECT id, at, id AS number FROM content.films"
+    workbench.pipeline("copied", query, target_key=["id"], mode=mode, **more)
+    for change in (
+        "SELECT",
+        "ALTER TABLE content.films ADD COLUMN title text DEFAULT 'x'",
+        "ALTER TABLE content.films ALTER COLUMN id TYPE bigint; DROP TABLE analytics.copied",
+        "ALTER TABLE analytics.copied ALTER COLUMN number TYPE numeric, ADD COLUMN own text DEFAULT 'mine'",
+        "DROP TABLE analytics.copied",
+    ):
+        workbench.sql(change)
+        workbench.sql("UPDATE content.films SET at = now(), id = id + 100 WHERE id % 2 = 0")
+        run = workbench.run("copied")
+        assert (run["status"], run["error_message"], run["attempts"]) == ("SUCCESS", None, 1), change
+
+
+def test_runs_go_on_when_the_server_has_ended_every_kept_session(workbench: Workbench, metastore: Connection) -> None:
+    workbench.pipeline("copied", "SELECT n AS id FROM generate_series(1, 10) n", target_key=["id"])
+    assert workbench.run("copied")["status"] == "SUCCESS"
+    for process in _kept(metastore):
+        workbench.sql(f"SELECT pg_terminate_backend({process}, 5000)")
+    run = workbench.run("copied")
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)

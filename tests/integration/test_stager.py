@@ -11,7 +11,7 @@ import pytest
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import stream
-from vitrina.connectors.postgres.stage import Stage, StageColumn
+from vitrina.connectors.postgres.stage import Stage, StageColumn, Turns
 from vitrina.connectors.postgres.stream import Stager
 from vitrina.errors import Disconnected
 from vitrina.ports.batch import Written
@@ -45,7 +45,7 @@ def stager(workbench: Workbench) -> Iterator[Stager]:
     stager = Stager(
         workbench.settings.require_database_url(),
         SESSION,
-        (STAGE,),
+        Turns(STAGE),
         epoch=1,
         target=PostgresTarget("analytics", "films"),
     )

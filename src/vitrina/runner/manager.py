@@ -32,7 +32,7 @@ from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import coverage, database, leases, migrate, recovery, requests, run_after, runners, session_limits
 from vitrina.store.database import Connection
-from vitrina.store.leases import Claim
+from vitrina.store.leases import Claim, Waiting
 from vitrina.store.session_pool import SessionPool
 from vitrina.transforms import forking
 from vitrina.unsealing import Keyring
@@ -71,6 +71,8 @@ class PipelineManager:
         self._requests: set[UUID] = set()
         self._claims_lock = threading.Lock()
         self._waiting: set[tuple[str, str]] = set()
+        # Whether runs wait that were not claimed at this look.
+        self._some_wait = False
         self._workers = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="run")
         self._slots = threading.Semaphore(settings.concurrency)
         # Live pipelines stay for days: they take no place of a run.
@@ -156,17 +158,20 @@ class PipelineManager:
         migrate.require_current(connection)
         self._telemetry.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
-        self._do(self._claim_requested, connection)
+        waiting = leases.look(connection)
+        self._claim_requested(connection, waiting)
         if clock() >= self._next_look:
             self._next_look = clock() + self._settings.poll_seconds
             self._look_for_work(connection)
-        self._do(self._perform_requests, connection)
+        if waiting.requests:
+            self._do(self._perform_requests, connection)
 
     def _look_for_work(self, connection: Connection) -> None:
         """Look for what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
         regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
-        for part in (*regular, self._claim_requested):
+        for part in regular:
             self._do(part, connection)
+        self._claim_requested(connection, leases.look(connection))
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
 
@@ -204,14 +209,15 @@ class PipelineManager:
         if self._wakeup_recv.fileno() in ready:
             self._wakeup_recv.recv(4096)
 
-    def _claim_requested(self, connection: Connection) -> None:
-        """Take what waits. While nothing does, that is one question and no transaction."""
-        if not leases.is_any_requested(connection):
+    def _claim_requested(self, connection: Connection, waiting: Waiting) -> None:
+        """Take the runs that wait. While none does, that is one question and no transaction."""
+        if not waiting.runs:
             self._waiting = set()
             return
-        self._do(self._claim, connection)
-        if leases.is_any_requested(connection):
-            self._do(self._claim_live, connection)
+        self._some_wait = True
+        for part in (self._claim, self._claim_live):
+            if self._some_wait:
+                self._do(part, connection)
 
     def _claim(self, connection: Connection) -> None:
         self._fill(connection, self._slots, follows=False)
@@ -241,8 +247,8 @@ class PipelineManager:
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at, follows=follows)
-            # To look for what can be claimed costs many times as much as to find that nothing waits.
-            if not leases.is_any_requested(connection):
+            self._some_wait = leases.look(connection).runs
+            if not self._some_wait:
                 return
 
     def _tell_waiting(self, connection: Connection) -> None:

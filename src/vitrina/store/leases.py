@@ -76,10 +76,24 @@ class Claim:
 # --- taking --------------------------------------------------------------------------------------------------------
 
 
-def is_any_requested(connection: Connection) -> bool:
-    """Tell whether a pipeline waits for a runner, be it one that this runner cannot take."""
-    asked = "SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled LIMIT 1"
-    return connection.execute(asked).rowcount > 0
+@dataclass(frozen=True)
+class Waiting:
+    """Whether anything waits for a runner, be it what this runner cannot take."""
+
+    runs: bool
+    # Of the API: previews and the like; those that a runner performs just now are among them.
+    requests: bool
+
+
+def look(connection: Connection) -> Waiting:
+    """Tell whether anything waits for a runner. To look for what can be claimed costs many times as much."""
+    return Waiting(**database.one(connection.execute(_LOOK)))
+
+
+_LOOK = """
+    SELECT EXISTS (SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled) AS runs,
+           EXISTS (SELECT FROM etl.etl_requests r WHERE r.status IN ('QUEUED', 'WORKING')) AS requests
+"""
 
 
 def claim_next(
@@ -454,18 +468,21 @@ def answer_request(connection: Connection, claim: Claim) -> None:
     if claim.is_backfill:
         return
     asked = claim.row["run_requested_at"]
-    with connection.transaction():
-        _ANSWER.execute(connection, [claim.pipeline_id, claim.claim_id, claim.epoch, asked])
-        _ANSWERED.execute(connection, [asked, claim.run_id])
+    names = {"id": claim.pipeline_id, "claim": claim.claim_id, "epoch": claim.epoch, "run": claim.run_id}
+    _ANSWER.execute(connection, names | {"asked": asked})
 
 
-_ANSWERED = Statement(b"UPDATE etl.etl_runs SET answers_request = %s WHERE id = %s AND status = 'RUNNING'")
-
-
+# The condition on `answered` has no row to look at, so the server evaluates it first: the pipeline's row is locked
+# before that of the run, as whoever cancels or ends the run does.
 _ANSWER = Statement(
     b"""
-    UPDATE etl.etl_pipelines SET run_requested_at = NULL
-    WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
+    WITH answered AS (
+        UPDATE etl.etl_pipelines SET run_requested_at = NULL
+        WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s AND run_requested_at = %(asked)s
+        RETURNING 1
+    )
+    UPDATE etl.etl_runs SET answers_request = %(asked)s
+    WHERE id = %(run)s AND status = 'RUNNING' AND (SELECT count(*) FROM answered) >= 0
     """
 )
 

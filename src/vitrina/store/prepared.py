@@ -11,7 +11,6 @@ all that there are, ours among them. See `prepare_once`.
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -73,17 +72,28 @@ class Statement:
         return row
 
     def fetch_all(self, connection: Connection, values: Values) -> list[Row]:
+        try:
+            return self._fetch_all(connection, values)
+        except errors.FeatureNotSupported as exc:
+            if not _is_outdated(exc):
+                raise
+            self._forget(connection)
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                raise errors.SerializationFailure(
+                    "a table was changed after this statement was prepared; execute the transaction again"
+                ) from exc
+            return self._fetch_all(connection, values)
+
+    def _fetch_all(self, connection: Connection, values: Values) -> list[Row]:
         found = self._prepared_in(connection)
         if found is None:
             return connection.execute(self._text, values).fetchall()
-        try:
-            return found.fetch_all(self._in_order(values))
-        except errors.FeatureNotSupported:
-            # A migration changed the table, so the columns are others than those that were prepared.
-            found.forget()
-            if connection.info.transaction_status != TransactionStatus.IDLE:
-                raise
-            return self.fetch_all(connection, values)
+        return found.fetch_all(self._in_order(values))
+
+    def _forget(self, connection: Connection) -> None:
+        """Prepare the statement again the next time."""
+        if isinstance(connection, PreparingConnection):
+            connection.prepared.pop(self._text, None)
 
     def _in_order(self, values: Values) -> list[Any]:
         return [values[name] for name in self._names]  # type: ignore[index]
@@ -93,18 +103,17 @@ class Statement:
             return None
         found = connection.prepared.get(self._text)
         if found is None and len(connection.prepared) < MAX_PREPARED:
-            found = connection.prepared[self._text] = _Prepared(connection, self._text, self._numbered)
+            found = connection.prepared[self._text] = _Prepared(connection, self._numbered)
         return found
 
 
 class _Prepared:
     """A statement as one session knows it, and how its columns are read there."""
 
-    def __init__(self, connection: PreparingConnection, text: bytes, numbered: bytes) -> None:
+    def __init__(self, connection: PreparingConnection, numbered: bytes) -> None:
         self._session, self._name = connection.pgconn, b"vitrina_%d" % next(connection.numbers)
         self._reading = Transformer.from_context(connection)
         self._make_row: Callable[[Sequence[Any]], Row] | None = None
-        self.forget = partial(connection.prepared.pop, text)
         _refuse_error(self._session.prepare(self._name, numbered))
 
     def execute(self, values: Sequence[Any]) -> int:
@@ -147,6 +156,14 @@ def _numbered(text: bytes) -> tuple[bytes, list[str | int]]:
 def _row_maker(result: PGresult) -> Callable[[Sequence[Any]], Row]:
     names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
     return lambda values: dict(zip(names, values, strict=True))
+
+
+def _is_outdated(error: errors.FeatureNotSupported) -> bool:
+    """Tell whether a migration changed a table, so that the columns are others than those that were prepared.
+
+    The server's words for it are translated, the name of its function is not.
+    """
+    return error.diag.source_function == "RevalidateCachedQuery"
 
 
 def _refuse_error(result: PGresult) -> None:

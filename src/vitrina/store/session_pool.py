@@ -154,6 +154,8 @@ _SETTLE_AS = Statement(
 
 def _reset(connection: Connection) -> bool:
     try:
+        # What the driver says with BEGIN.
+        connection.read_only = connection.isolation_level = connection.deferrable = None
         connection.execute(RESET)
     except psycopg.Error:
         return False

@@ -29,6 +29,14 @@ def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTOR
     return _checkpoint(row)
 
 
+# Named one by one: a statement that is prepared is refused when a migration has changed its columns.
+_OF_CHECKPOINT = sql.SQL(", ").join(
+    sql.Identifier("s", name)
+    for name in (
+        *("last_processed_key", "last_processed_id", "safe_upto", "held_upto", "batch_no", "segments", "rows"),
+        *("stage", "fingerprint", "load_started_at", "identity"),
+    )
+)
 _SEIZE = {
     table.as_string(): Statement(
         sql.SQL(
@@ -38,10 +46,10 @@ _SEIZE = {
             ON CONFLICT (pipeline_id) DO UPDATE
             SET epoch = excluded.epoch, claim_id = excluded.claim_id, run_id = excluded.run_id
             WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
-            RETURNING s.*
+            RETURNING {columns}
             """
         )
-        .format(table=table)
+        .format(table=table, columns=_OF_CHECKPOINT)
         .as_bytes()
     )
     for table in (METASTORE_TABLE, LEDGER_TABLE)

@@ -78,28 +78,33 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
     """Find the table, or return None when there is none of that name."""
-    head = _FIND_TABLE.fetch_one(connection, [target.schema, target.table])
-    if head is None:
+    found = _FIND_TABLE.fetch_one(connection, [target.schema, target.table])
+    if found is None:
         return None
-    keys = _unique_keys(connection, head["oid"])
+    keys, columns = found.pop("keys"), found.pop("columns")
+    own = equalities(connection, [column["base_type"] for column in columns])
     return Table(
         schema=target.schema,
         name=target.table,
-        oid=head["oid"],
-        kind=head["kind"],
-        owned=head["owned"],
-        has_policies=head["has_policies"],
-        takes_every_row=head["takes_every_row"],
-        ways_to_differ=head["ways_to_differ"],
-        columns=_columns(connection, head["oid"]),
+        columns=tuple(TableColumn(**column, equal=own.get(column["base_type"], "=")) for column in columns),
         primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
-        loosely_equal=_loosely_equal(connection, head["oid"]),
-        cascading=_cascading(connection, head["oid"]),
-        files=files_of(connection, target),
+        loosely_equal=frozenset(found.pop("loosely_equal")),
+        cascading=tuple(found.pop("cascading")),
+        **found,
     )
 
 
+_FILES = b"""
+    concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
+        SELECT string_agg(pg_catalog.pg_relation_filenode(t.relid)::text, ',' ORDER BY t.relid)
+        FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p')) AS files
+"""
+_NAMED = b"""
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s::text AND c.relname = %s::text
+"""
+# One statement for everything: each one more costs a run of few rows as much as its rows do.
 _FIND_TABLE = Statement(
     b"""
     SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
@@ -109,10 +114,53 @@ _FIND_TABLE = Statement(
                WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3
            ) AS takes_every_row,
            (SELECT count(*) FROM pg_catalog.pg_index i
-            WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s::text AND c.relname = %s::text
+            WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ,
+           -- Unique keys on plain columns, without a predicate; a row can be found by each of them.
+           (SELECT coalesce(json_agg(json_build_object('primary', i.indisprimary, 'columns', (
+                       SELECT json_agg(a.attname ORDER BY k.position)
+                       FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
+                       JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum))
+                   ORDER BY i.indisprimary DESC, i.indexrelid), '[]')
+            FROM pg_catalog.pg_index i
+            WHERE i.indrelid = c.oid AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
+              AND i.indisvalid) AS keys,
+           -- Columns of unique keys that may be equal in value and differ in text. Postgres records this for each type
+           -- and collation, because deduplication of index entries needs it.
+           ARRAY(SELECT a.attname::text
+                 FROM pg_catalog.pg_index i
+                 CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+                     AS k(attnum, opclass, ordered_by)
+                 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+                 JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
+                 LEFT JOIN pg_catalog.pg_amproc p
+                     ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 4
+                 LEFT JOIN pg_catalog.pg_collation l ON l.oid = k.ordered_by
+                 WHERE i.indrelid = c.oid AND i.indisunique
+                   AND (p.oid IS NULL OR NOT coalesce(l.collisdeterministic, true))) AS loosely_equal,
+           -- Foreign keys of other tables that would delete or blank their rows when the mart's rows are deleted.
+           ARRAY(SELECT format('%%s on %%s', f.conname, f.conrelid::regclass) FROM pg_catalog.pg_constraint f
+                 WHERE f.confrelid = c.oid AND f.contype = 'f' AND f.confdeltype IN ('c', 'n', 'd')) AS cascading,
+           (SELECT coalesce(json_agg(json_build_object(
+                       'name', a.attname, 'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
+                       'not_null', a.attnotnull,
+                       'base_type', (
+                           WITH RECURSIVE base (oid, typmod) AS ( -- a domain may be made of a domain
+                               SELECT a.atttypid, a.atttypmod
+                               UNION ALL
+                               SELECT d.typbasetype, d.typtypmod
+                               FROM base JOIN pg_catalog.pg_type d ON d.oid = base.oid AND d.typtype = 'd')
+                           SELECT pg_catalog.format_type(base.oid, base.typmod)
+                           FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd'),
+                       'default', CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END,
+                       'generated', a.attgenerated <> '', 'identity', a.attidentity <> '',
+                       'always_identity', a.attidentity = 'a')
+                   ORDER BY a.attnum), '[]')
+            FROM pg_catalog.pg_attribute a
+            LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
     """
+    + _FILES
+    + _NAMED
 )
 
 
@@ -145,46 +193,11 @@ def skippers(connection: Connection, table: Table, event: str) -> list[str]:
 
 def files_of(connection: Connection, target: PostgresTarget) -> str:
     """Name the files that keep the rows of a table; empty when the table does not exist."""
-    row = _FILES.fetch_one(connection, [target.schema, target.table])
+    row = _FIND_FILES.fetch_one(connection, [target.schema, target.table])
     return str(row["files"]) if row else ""
 
 
-_FILES = Statement(
-    b"""
-    SELECT concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
-               SELECT string_agg(pg_catalog.pg_relation_filenode(t.relid)::text, ',' ORDER BY t.relid)
-               FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p')) AS files
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s::text AND c.relname = %s::text
-    """
-)
-
-
-def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
-    rows = _COLUMNS.fetch_all(connection, [oid])
-    own = equalities(connection, [row["base_type"] for row in rows])
-    return tuple(TableColumn(**row, equal=own.get(row["base_type"], "=")) for row in rows)
-
-
-_COLUMNS = Statement(
-    b"""
-    SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
-           (WITH RECURSIVE base (oid, typmod) AS ( -- a domain may be made of a domain
-                SELECT a.atttypid, a.atttypmod
-                UNION ALL
-                SELECT d.typbasetype, d.typtypmod
-                FROM base JOIN pg_catalog.pg_type d ON d.oid = base.oid AND d.typtype = 'd')
-            SELECT pg_catalog.format_type(base.oid, base.typmod)
-            FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd') AS base_type,
-           CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
-           a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
-           a.attidentity = 'a' AS always_identity
-    FROM pg_catalog.pg_attribute a
-    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
-    ORDER BY a.attnum
-    """
-)
+_FIND_FILES = Statement(b"SELECT " + _FILES + _NAMED)
 
 
 def equalities(connection: Connection, kinds: Iterable[str]) -> dict[str, str]:
@@ -230,63 +243,6 @@ def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dic
     for row in rows:
         found.setdefault((row["schema"], row["table"]), []).append(Column(row["name"], row["type"]))
     return found
-
-
-def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
-    """List unique keys on plain columns, without a predicate; a row can be found by each of them."""
-    return _UNIQUE_KEYS.fetch_all(connection, [oid])
-
-
-_UNIQUE_KEYS = Statement(
-    b"""
-    SELECT i.indisprimary AS primary,
-           (SELECT array_agg(a.attname::text ORDER BY k.position)
-            FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
-            JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) AS columns
-    FROM pg_catalog.pg_index i
-    WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid
-    ORDER BY i.indisprimary DESC, i.indexrelid
-    """
-)
-
-
-def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
-    """Find key columns in which two equal values may differ.
-
-    Postgres records this for each type and collation, because deduplication of index entries needs it.
-    """
-    rows = _LOOSELY_EQUAL.fetch_all(connection, [oid])
-    return frozenset(row["name"] for row in rows)
-
-
-_LOOSELY_EQUAL = Statement(
-    b"""
-    SELECT a.attname AS name
-    FROM pg_catalog.pg_index i
-    CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
-        AS k(attnum, opclass, ordered_by)
-    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
-    LEFT JOIN pg_catalog.pg_amproc p
-        ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 4
-    LEFT JOIN pg_catalog.pg_collation c ON c.oid = k.ordered_by
-    WHERE i.indrelid = %s AND i.indisunique AND (p.oid IS NULL OR NOT coalesce(c.collisdeterministic, true))
-    """
-)
-
-
-def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
-    """List foreign keys of other tables that would delete or blank their rows when the mart's rows are deleted."""
-    rows = _CASCADING.fetch_all(connection, [oid])
-    return tuple(row["name"] for row in rows)
-
-
-_CASCADING = Statement(
-    b"""
-    SELECT format('%%s on %%s', conname, conrelid::regclass) AS name FROM pg_catalog.pg_constraint
-    WHERE confrelid = %s AND contype = 'f' AND confdeltype IN ('c', 'n', 'd')
-    """
-)
 
 
 def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Composable, Identifier
 from vitrina import failpoints
 from vitrina.connectors.postgres.pushdown import Paging
 from vitrina.connectors.postgres.source import Age, Bounds, Query, SqlReader, column, translate_read
-from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, StageColumn
+from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, StageColumn, Turns
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.ports import values
 from vitrina.ports.batch import Part, Position, Stopwatch
@@ -49,7 +49,7 @@ class CopySource:
         query: Query,
         *,
         bounds: Bounds,
-        stages: tuple[Stage, ...],
+        turns: Turns,
         paging: Paging,
         epoch: int,
         target: PostgresTarget,
@@ -69,7 +69,7 @@ class CopySource:
         self._sink = sink
         self._query = query
         self._bounds = bounds
-        self._stages = stages
+        self._turns = turns
         self._paging = paging
         self._epoch = epoch
         self._target = target
@@ -83,12 +83,12 @@ class CopySource:
         while True:
             age = Age(self._max_snapshot_seconds)
             with self._copied(position) as pieces:
-                lines = Lines(pieces, self._places(self._stages[0]))
+                lines = Lines(pieces, self._places(self._turns.stages[0]))
                 while lines.waiting:
                     started, watch = time.monotonic(), Stopwatch()
                     # Rows are staged as they come; what that takes is mostly the query's.
                     with watch.lap("read"):
-                        rows = self._fill(self._stages[number % len(self._stages)], number, lines)
+                        rows = self._fill(self._turns.of(number), number, lines)
                     failpoints.hit("batch.filled")
                     position, seconds = lines.position, time.monotonic() - started
                     yield Part(number, rows, position, seconds, timings=watch.timings, reopened=reopened)
@@ -100,7 +100,7 @@ class CopySource:
             reopened = True
 
     def _copied(self, position: Position | None) -> AbstractContextManager[Iterator[list["Line"]]]:
-        statement = self._select(self._stages[0], position)
+        statement = self._select(self._turns.stages[0], position)
         return copy_out(self._reader, statement, self._bounds.settings, self._snapshot)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedS
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.range_workers import CopyHandle, StageHandle
-from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
+from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, Turns, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import DuplicateKeys, StageLost, TransientError
@@ -285,20 +285,20 @@ class MartTarget(BaseTarget):
         at = self.writer.snapshot_at
         return {"snapshot_at": at.astimezone(UTC).isoformat()} if at else {}
 
-    def stager(self, stages: tuple[Stage, ...]) -> AbstractContextManager[Writer]:
+    def stager(self, turns: Turns) -> AbstractContextManager[Writer]:
         self.date_snapshot()
-        return closing(self._open_stager(stages))
+        return closing(self._open_stager(turns))
 
-    def kept_stager(self, stages: tuple[Stage, ...]) -> "Stager":
+    def kept_stager(self, turns: Turns) -> "Stager":
         """Open a stager that stays open as long as the target: a follower has a batch every second."""
-        return self._opened.enter_context(closing(self._open_stager(stages)))
+        return self._opened.enter_context(closing(self._open_stager(turns)))
 
-    def _open_stager(self, stages: tuple[Stage, ...]) -> "Stager":
+    def _open_stager(self, turns: Turns) -> "Stager":
         # Imported here: pushdown runs need neither pyarrow nor its half second.
         from vitrina.connectors.postgres.stream import Stager
 
         opening = self.opening
-        return Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
+        return Stager(opening.url, opening.claim.session_name, turns, epoch=opening.claim.epoch, target=opening.name)
 
     @property
     def is_backfill(self) -> bool:
@@ -341,6 +341,7 @@ class StageLoad(BaseLoad):
         self._writer = target.writer
         self.name = loading.name or target.writer.new_stage_name()
         self.stage = replace(target.stage(self.name, loading), is_tagged=self._needs_tags(loading))
+        self.turns = Turns(self.stage)
         self.checks = target.checks_of(loading.checks)
         self._is_dropped = False
 
@@ -350,10 +351,6 @@ class StageLoad(BaseLoad):
             return self._target.stage(loading.name, loading).has_tags(self._target.session)
         unopened = loading.in_one_statement and loading.arrives_as is None
         return not unopened or not self._writer.may_be_replaced()
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return (self.stage,)
 
     def obstacle(self, found: Checkpoint) -> str | None:
         if not self.stage.exists(self._target.session):
@@ -375,14 +372,14 @@ class StageLoad(BaseLoad):
         return True
 
     def writer(self) -> AbstractContextManager[Writer]:
-        return self._target.stager(self.stages)
+        return self._target.stager(self.turns)
 
     def handle(self) -> StageHandle:
         """Describe the stage for processes that fill it."""
         self._target.date_snapshot()
         opening = self._target.opening
         claim, name = opening.claim, opening.definition.options.target_connection
-        return StageHandle(name, claim.session_name, self.stages, claim.epoch, opening.name)
+        return StageHandle(name, claim.session_name, self.turns.stages, claim.epoch, opening.name)
 
     def commit(self, part: Part, fence: Fence) -> None:
         """Let the staged batch count: move the checkpoint and check the fence, nothing else."""
@@ -451,8 +448,8 @@ MAX_LEFT_ROWS = 2_000
 class MergeLoad(BaseLoad):
     """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part.
 
-    Where one batch is expected there is one: rows say which batch they belong to, and making a table costs the server
-    more than merging a few hundred rows.
+    Where one batch is expected there is one stage: making a table costs the server more than merging a few hundred
+    rows. The second is made when more batches come.
     """
 
     def __init__(self, target: MartTarget, loading: Loading) -> None:
@@ -460,13 +457,15 @@ class MergeLoad(BaseLoad):
         self._loading = loading
         self._writer = target.writer
         pipeline = str(target.opening.claim.pipeline_id)
-        self.stages = tuple(
-            target.stage(stage_name(pipeline, suffix), loading, loading.version_types)
-            for suffix in ("a", "b")[: 1 if self._needs_one(loading) else 2]
+        first, second = (
+            target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
         )
+        self._second = second
+        self.turns = Turns(first) if self._needs_one(loading) else Turns(first, second)
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
         self._checks = target.checks_of(loading.checks)
         self._kept: Stager | None = None
+        self._has_merged = False
         # Rows of merged batches that were left in a stage.
         self._left: dict[str, int] = {}
 
@@ -475,42 +474,48 @@ class MergeLoad(BaseLoad):
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
-            self._target.create(*self.stages, loading=self._loading, keep=fence.found.stage)
+            self._target.create(*self.turns.stages, loading=self._loading, keep=fence.found.stage)
             fence.inside(self._target.session)
         failpoints.hit("pass.begun")
 
     def writer(self) -> AbstractContextManager[Writer]:
         target = self._target
         if target.opening.definition.mode != "live":
-            return target.stager(self.stages)
+            return target.stager(self.turns)
         target.date_snapshot()
-        self._kept = self._kept or target.kept_stager(self.stages)
+        self._kept = self._kept or target.kept_stager(self.turns)
         return nullcontext(self._kept)
 
     def commit(self, part: Part, fence: Fence) -> None:
         target = self._target
-        stage = self.stages[part.number % len(self.stages)]
+        stage = self.turns.of(part.number)
         with target.transaction(f"merging into {target.opening.name}"):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number)
-            self._empty(stage, part)
+            is_added = self._make_room(stage, part)
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
+        self._has_merged = True
+        if is_added:
+            self.turns.add(self._second)
 
-    def _empty(self, stage: Stage, part: Part) -> None:
+    def _make_room(self, stage: Stage, part: Part) -> bool:
         """Empty a stage that has grown. A few rows stay in it: no other batch has their number, so none counts them.
 
-        TRUNCATE gives the table new files and has the server look through all its buffers for the old ones.
+        TRUNCATE gives the table new files and has the server look through all its buffers for the old ones. The only
+        stage is not emptied, because the next batch may be on its way into it: create the second one at the second
+        batch, and tell so.
         """
         self._left[stage.name] = self._left.get(stage.name, 0) + part.staged_rows
-        if self._left[stage.name] <= MAX_LEFT_ROWS:
-            return
-        self._left[stage.name] = 0
-        if len(self.stages) > 1:
+        if len(self.turns.stages) == 1:
+            if self._has_merged:
+                self._target.create_stage(self._second, self._loading)
+            return self._has_merged
+        if self._left[stage.name] > MAX_LEFT_ROWS:
+            self._left[stage.name] = 0
             stage.truncate(self._target.session)
-        else:  # the next batch may be on its way into it
-            stage.discard_upto(self._target.session, self._target.opening.claim.epoch, part.number)
+        return False
 
     def _judge(self, stage: Stage, part: Part) -> "Judgement | None":
         if self._checks is None:
@@ -533,7 +538,7 @@ class MergeLoad(BaseLoad):
     def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
         """Merge the part and delete what is absent in one transaction: the mart passes from one moment to another."""
         target, writer = self._target, self._writer
-        stage = self.stages[part.number % len(self.stages)]
+        stage = self.turns.of(part.number)
         with target.transaction(f"correcting {target.opening.name}"):
             judged = self._judge(stage, part) if part.staged_rows else None
             counts = writer.merge_batch(stage, part.number) if part.staged_rows else Counts()
@@ -634,13 +639,13 @@ class PostgresShortcut:
             if route.route == "copy":
                 second = self._second_session(sessions)
                 self._target.date_snapshot()
-                yield self._by_copy(load.stages, window, route, second)
+                yield self._by_copy(load.turns, window, route, second)
             else:
                 paging = self._paging(window, route)
                 probe = self._second_session(sessions) if paging.staged_as else None
                 self._target.date_snapshot()
                 snapshot = self._snapshot(window, route, sessions)
-                yield self._by_postgres(load.stages, window, probe, snapshot, paging=paging, isolate=route.isolate)
+                yield self._by_postgres(load.turns, window, probe, snapshot, paging=paging, isolate=route.isolate)
 
     def handle(self, load: Load, window: Window, route: Route) -> CopyHandle:
         """Describe how rows are copied, for processes that copy a range each."""
@@ -667,7 +672,7 @@ class PostgresShortcut:
 
     def _by_postgres(
         self,
-        stages: tuple[Stage, ...],
+        turns: Turns,
         window: Window,
         probe: Connection | None,
         snapshot: SharedSnapshot | None,
@@ -681,7 +686,7 @@ class PostgresShortcut:
             probe,
             source.query,
             bounds=source.bounds_of(window),
-            stages=stages,
+            turns=turns,
             paging=paging,
             epoch=opening.claim.epoch,
             target=opening.name,
@@ -689,14 +694,14 @@ class PostgresShortcut:
             snapshot=snapshot,
         )
 
-    def _by_copy(self, stages: tuple[Stage, ...], window: Window, route: Route, sink: Connection) -> Filling:
+    def _by_copy(self, turns: Turns, window: Window, route: Route, sink: Connection) -> Filling:
         source, opening = self._source, self._target.opening
         return CopySource(
             source.reader,
             sink,
             source.query,
             bounds=source.bounds_of(window),
-            stages=stages,
+            turns=turns,
             paging=self._paging(window, route),
             epoch=opening.claim.epoch,
             target=opening.name,

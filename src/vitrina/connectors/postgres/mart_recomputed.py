@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 from psycopg.sql import SQL, Composable, Identifier
 
-from vitrina.connectors.postgres.stage import BATCH, SCHEMA
+from vitrina.connectors.postgres.stage import BATCH, SCHEMA, Turns
 from vitrina.connectors.postgres.stream import Stager
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import Conflict
@@ -28,7 +28,7 @@ def staged(
         _drop_leftovers(connection, looked.pipeline_id)
         stage.create(connection, fillable_by=None)
         try:
-            with closing(Stager(url, session, (stage,), epoch=0, target=writer.target)) as stager:
+            with closing(Stager(url, session, Turns(stage), epoch=0, target=writer.target)) as stager:
                 for number, (table, in_flight) in enumerate(looked.rows(found, in_order=True), 1):
                     stager.stage(table, 2 * number + in_flight)
             stage.analyze(connection)

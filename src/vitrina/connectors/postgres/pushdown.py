@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -10,7 +10,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
 from vitrina.connectors.postgres.source import NO_ORDER, Age, Bounds, Order, Query, SqlReader, column, translate_read
-from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage
+from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, Turns
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.ports.batch import Part, Position, Stopwatch
 from vitrina.store import database, sessions
@@ -29,7 +29,7 @@ class Paging:
 
 
 class PushdownSource:
-    """Fill stages by SQL. `stages` alternate, so that one can be filled while the other is merged and emptied."""
+    """Fill stages by SQL. They take turns, so that one can be filled while the other is merged and emptied."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class PushdownSource:
         query: Query,
         *,
         bounds: Bounds,
-        stages: tuple[Stage, ...],
+        turns: Turns,
         paging: Paging,
         epoch: int,
         target: PostgresTarget,
@@ -50,7 +50,7 @@ class PushdownSource:
         self._probe = probe
         self._query = query
         self._bounds = bounds
-        self._stages = stages
+        self._turns = turns
         self._paging = paging
         self._epoch = epoch
         self._target = target
@@ -62,7 +62,7 @@ class PushdownSource:
         number, position = first_number, after
         while True:
             started, watch = time.monotonic(), Stopwatch()
-            stage = self._stages[number % len(self._stages)]
+            stage = self._turns.of(number)
             limit = self._paging.limit() if self._paging.limit else None
             reopened = self._snapshot.renew() if self._snapshot else False
             # One statement reads and stages; what it takes is mostly the query's.
@@ -90,12 +90,10 @@ class PushdownSource:
         try:
             # A query may have called set_config: each fill begins with the settings that the session began with.
             database.reset(connection)
-            with connection.transaction():
+            with self._writing():
                 if self._snapshot:
-                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                     connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot.name)))
-                else:
-                    connection.execute("SET TRANSACTION READ WRITE")
                 if self._isolate:
                     return self._fill_isolated(stage, number, select)
                 return connection.execute(
@@ -105,6 +103,18 @@ class PushdownSource:
             raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Begin a transaction that may write; those of the reader may not. Said with BEGIN, which saves a statement."""
+        connection = self._reader.connection
+        connection.read_only = False
+        try:
+            with connection.transaction():
+                yield
+        finally:
+            with suppress(psycopg.Error):  # on a connection that broke there is no next transaction
+                connection.read_only = None
 
     def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
         """Run the query while the transaction is read-only; Postgres lifts that when the savepoint is released."""

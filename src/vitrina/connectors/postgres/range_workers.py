@@ -11,7 +11,7 @@ from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.pushdown import Paging
 from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Bounds, Order, Query
-from vitrina.connectors.postgres.stage import Stage
+from vitrina.connectors.postgres.stage import Stage, Turns
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Batch, Part
 from vitrina.ports.ranges import FilledRange, Task
@@ -146,7 +146,7 @@ class StageHandle:
         from vitrina.connectors.postgres.stream import Stager
 
         url = settings.connection_url(self.connection)
-        return closing(Stager(url, self.session_name, self.stages, epoch=self.epoch, target=self.target))
+        return closing(Stager(url, self.session_name, Turns(*self.stages), epoch=self.epoch, target=self.target))
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class CopyRanges:
             self._sink,
             source.query,
             bounds=replace(source.bounds, upto=task.range.upto),
-            stages=target.stages,
+            turns=Turns(*target.stages),
             paging=Paging(source.order, self._handle.staged_as),
             epoch=target.epoch,
             target=target.target,

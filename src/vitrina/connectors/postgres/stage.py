@@ -153,14 +153,6 @@ class Stage:
     def truncate(self, connection: Connection) -> None:
         connection.execute(SQL("TRUNCATE {}").format(self.identifier))
 
-    def discard_upto(self, connection: Connection, epoch: int, number: int) -> None:
-        """Discard the rows of this batch and those before it; meanwhile a later one may be filled."""
-        connection.execute(
-            SQL("DELETE FROM {} WHERE {} = {} AND {} <= {}").format(
-                self.identifier, Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number)
-            )
-        )
-
     def drop(self, connection: Connection) -> None:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
 
@@ -185,6 +177,32 @@ class Stage:
             [SCHEMA, self.name],
         ).fetchone()
         return row is not None
+
+
+class Turns:
+    """Say which stage a part is in. Stages take turns; one alone takes every part until another is added.
+
+    A part is begun only when the part before the previous one has been merged, so that with two stages no part shares
+    its stage with the next.
+    """
+
+    def __init__(self, *stages: Stage) -> None:
+        self.stages = stages
+        self._taken: dict[int, Stage] = {}
+
+    def of(self, number: int) -> Stage:
+        """Return the stage of a part; the first question for a part gives it the next stage."""
+        found = self._taken.get(number)
+        if found is None:
+            latest = next(reversed(self._taken.values()), None)
+            found = next((stage for stage in self.stages if stage is not latest), self.stages[0])
+            # Parts before those were merged long ago.
+            self._taken = dict([*self._taken.items()][-3:]) | {number: found}
+        return found
+
+    def add(self, stage: Stage) -> None:
+        """Let one more stage take its turns, from the next part that is begun."""
+        self.stages = (*self.stages, stage)
 
 
 def stage_name(pipeline_id: str, suffix: str, prefix: str = RUN) -> str:

@@ -17,7 +17,7 @@ from psycopg.sql import SQL, Composable, Identifier
 from vitrina.connectors.postgres import wide_rows
 from vitrina.connectors.postgres.prefetch import prefetched
 from vitrina.connectors.postgres.source import NO_SETTINGS, Age, Bounds, Order, Query, SqlReader, arrow_url, column
-from vitrina.connectors.postgres.stage import BATCH, EPOCH, SCHEMA, Stage
+from vitrina.connectors.postgres.stage import BATCH, EPOCH, SCHEMA, Stage, Turns
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
 from vitrina.ports import values
@@ -198,10 +198,8 @@ class Stager:
     timed_as = "stage"
     ahead = 0  # the stages take turns: one is filled while the other is merged, and there is no third
 
-    def __init__(
-        self, url: str, application_name: str, stages: tuple[Stage, ...], *, epoch: int, target: PostgresTarget
-    ) -> None:
-        self._stages = stages
+    def __init__(self, url: str, application_name: str, turns: Turns, *, epoch: int, target: PostgresTarget) -> None:
+        self._turns = turns
         self._epoch = epoch
         self.target = target
         self._in_use = threading.Lock()
@@ -224,7 +222,7 @@ class Stager:
     def stage(self, table: pa.Table, number: int) -> Written:
         if not table.num_rows:
             return Written(0)
-        stage = self._stages[number % len(self._stages)]
+        stage = self._turns.of(number)
         for name in stage.key:
             if table.column(name).null_count:
                 raise null_key_error(name, self.target)

@@ -68,6 +68,8 @@ class PostgresWriter:
         self._table: Table | None = None
         # By this run: nobody can have been reading it for long.
         self._made_table = False
+        # Whether the table had rows when this run last looked.
+        self._had_rows = False
         self._key: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()
         self._not_compared: frozenset[str] = frozenset()
@@ -293,7 +295,8 @@ class PostgresWriter:
         row = self.connection.execute(
             SQL("SELECT NOT EXISTS (SELECT FROM {}) AS empty").format(self.table.identifier)
         ).fetchone()
-        return bool(row and row["empty"])
+        self._had_rows = not (row and row["empty"])
+        return not self._had_rows
 
     def was_emptied(self, known: dict[str, Any] | None = None) -> bool:
         """Tell whether the table was truncated or recreated since the run, or the checkpoint, knew it."""
@@ -593,7 +596,7 @@ class PostgresWriter:
 
     def may_be_replaced(self) -> bool:
         """Tell whether the stage of a first load may take the place of the table."""
-        if self.keeps_rows or self._gone or not self.is_empty():
+        if self.keeps_rows or self._gone or self._had_rows or not self.is_empty():
             return False
         return first_load.is_possible(self.connection, self.table, self._columns, self._key)
 
@@ -666,10 +669,10 @@ class PostgresWriter:
         """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
         if planned.inserted + planned.updated + planned.deleted > _FEW_CHANGES:
             self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
-        deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
-        update = merge.update_rows(merging)
+        deleted = self.connection.execute(merge.delete_rows(merging)).rowcount if planned.deleted else 0
+        update = merge.update_rows(merging) if planned.updated else None
         updated = self.connection.execute(update).rowcount if update else 0
-        inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
+        inserted = self.connection.execute(merge.insert_rows(merging)).rowcount if planned.inserted else 0
         done = Counts(inserted=inserted, updated=updated, deleted=deleted)
         self._written = merge.is_in_diff(merging) if inserted or updated else None
         if done != planned:

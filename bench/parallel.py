@@ -2,7 +2,8 @@
 
 A row step, a copy into another database, and a key of which 90 % is in a hundredth of its values. Each pair is taken in
 turns; CPU is that of the server and of this process with everything below it. Wall times are worth something on a
-machine that does nothing else. Writes results/parallel.json and results/parallel.md; `--name other` writes other files.
+machine that does nothing else, so each line has the load average. `--growth 10000000` also compares a row of that many
+with one of `--rows`. Writes results/parallel.json and results/parallel.md; `--name other` writes other files.
 """
 
 import argparse
@@ -35,6 +36,9 @@ FEW = 2_000
 # Of half the CPU that one stream takes, and of all of it.
 MOST_OF_IDEAL = 1.2
 MOST_CPU = 1.1
+# Of the time of even ranges, where 90 % of the rows have 1 % of the keys; of the time of a row, where there are many.
+MOST_OF_EVEN = 1.5
+MOST_OF_FEW = 1.1
 ROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper_rows"}
 HEAVIER_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_parse_rows"}
 ARROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper"}
@@ -66,9 +70,10 @@ def main() -> None:
     rows, pairs = arguments.rows, arguments.pairs
     chosen = [case for case in CASES if not arguments.cases or case.name in arguments.cases]
     lines: list[dict[str, Any]] = []
+    growth: dict[str, Any] | None = None
     with servers.prepared({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as (prepared, _):
         settings = _with_other_database(prepared)
-        with psycopg.connect(_admin_url(settings), autocommit=True) as admin:
+        with psycopg.connect(admin_url(settings), autocommit=True) as admin:
             admin.execute("CREATE SCHEMA IF NOT EXISTS content")
             admin.execute("GRANT USAGE ON SCHEMA content TO vitrina_reader")
             _fill(admin, rows)
@@ -80,9 +85,13 @@ def main() -> None:
             for case in chosen:
                 lines.append(_measure(settings, admin, case, rows, pairs))
                 print(json.dumps(lines[-1]), flush=True)
+                _write(lines, arguments, imports, growth)
+            if arguments.growth:
+                growth = _grow(settings, admin, rows, arguments.growth)
+                print(json.dumps({"growth": growth}), flush=True)
             forking.templates.close()
             local_pool.templates.close()
-    _write(lines, arguments, imports)
+    _write(lines, arguments, imports, growth)
 
 
 def _first_loads(settings: Settings, admin: "psycopg.Connection[Any]") -> float:
@@ -99,19 +108,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES], default=[])
+    parser.add_argument("--growth", type=int, help="rows of a table that is loaded in ranges as well")
     parser.add_argument("--name", default="parallel")
     return parser
 
 
-def _admin_url(settings: Settings) -> str:
+def admin_url(settings: Settings) -> str:
     assert settings.admin_url is not None
     return settings.admin_url.get_secret_value()
 
 
 def _with_other_database(settings: Settings) -> Settings:
-    with psycopg.connect(_admin_url(settings), autocommit=True) as admin:
+    with psycopg.connect(admin_url(settings), autocommit=True) as admin:
         admin.execute("CREATE DATABASE marts")
-    url = psycopg.conninfo.make_conninfo(_admin_url(settings), dbname="marts")
+    url = psycopg.conninfo.make_conninfo(admin_url(settings), dbname="marts")
     with database.connect(url, "bench") as other:
         other.execute("CREATE SCHEMA analytics")
         target_schema.prepare(other)
@@ -119,18 +129,39 @@ def _with_other_database(settings: Settings) -> Settings:
 
 
 def _fill(admin: "psycopg.Connection[Any]", rows: int) -> None:
-    shape = "id bigint PRIMARY KEY, title text, rating numeric(3, 1), votes int, modified timestamptz"
-    values = "'Film ' || i, (i % 100) / 10.0, i % 1000, now()"
     for name, key, count in (
         ("few", "i", FEW),
         ("films", "i", rows),
         ("skewed", f"CASE WHEN i % 10 = 0 THEN i * 1000 ELSE {rows}::bigint * 500 + i END", rows),
     ):
-        admin.execute(f"CREATE TABLE content.{name} ({shape})")
-        admin.execute(f"INSERT INTO content.{name} SELECT {key}, {values} FROM generate_series(1, {count}) AS i")
-        admin.execute(f"VACUUM ANALYZE content.{name}")
-    admin.execute("GRANT SELECT ON ALL TABLES IN SCHEMA content TO vitrina_reader")
+        make_table(admin, name, key, count)
+
+
+def make_table(admin: "psycopg.Connection[Any]", name: str, key: str, count: int) -> None:
+    shape = "id bigint PRIMARY KEY, title text, rating numeric(3, 1), votes int, modified timestamptz"
+    values = "'Film ' || i, (i % 100) / 10.0, i % 1000, now()"
+    admin.execute(f"CREATE TABLE content.{name} ({shape})")
+    admin.execute(f"INSERT INTO content.{name} SELECT {key}, {values} FROM generate_series(1, {count}) AS i")
+    admin.execute(f"VACUUM ANALYZE content.{name}")
+    admin.execute(f"GRANT SELECT ON content.{name} TO vitrina_reader")
     admin.execute("CHECKPOINT")
+
+
+def _grow(settings: Settings, admin: "psycopg.Connection[Any]", rows: int, many: int) -> dict[str, Any]:
+    """Load a row step of few rows, of many, and of few again, in ranges: what a million rows take."""
+    make_table(admin, "many", "i", many)
+    found: list[dict[str, Any]] = []
+    for table, count in (("films", rows), ("many", many), ("films", rows)):
+        seconds, cpu, paging = _load(settings, admin, Case("growth", table, ROW_STEP), WORKERS, count)
+        each = {"seconds": round(seconds * 1e6 / count, 2), "cpu_seconds": round(cpu * 1e6 / count, 2)}
+        found.append({"rows": count, "paging": paging, **each, "load_average": load_average()})
+    before, grown, after = found
+    ratios = {name: round(2 * grown[name] / (before[name] + after[name]), 2) for name in ("seconds", "cpu_seconds")}
+    return {"of_a_million": found, "ratio": ratios}
+
+
+def load_average() -> float:
+    return round(os.getloadavg()[0], 1)
 
 
 def _measure(settings: Settings, admin: "psycopg.Connection[Any]", case: Case, rows: int, pairs: int) -> dict[str, Any]:
@@ -151,16 +182,25 @@ def _measure(settings: Settings, admin: "psycopg.Connection[Any]", case: Case, r
     alone, several = figures["1"], figures[str(WORKERS)]
     ratios = {name: round(several[name] / alone[name], 2) for name in ("seconds", "cpu_seconds")}
     of_ideal = round(several["seconds"] / (alone["cpu_seconds"] / WORKERS), 2)
-    return {"case": case.name, "by": figures, "ratio": ratios, "of_ideal": of_ideal}
+    of_all = [[round(cpu, 2) for _, cpu in found] for found in taken.values()]
+    told = {"cpu_of_each": of_all, "load_average": load_average()}
+    return {"case": case.name, "by": figures, "ratio": ratios, "of_ideal": of_ideal, **told}
 
 
 def _load(
     settings: Settings, admin: "psycopg.Connection[Any]", case: Case, workers: int, rows: int
 ) -> tuple[float, float, str]:
+    return load(settings, admin, case, {"parallel": workers}, rows)
+
+
+def load(
+    settings: Settings, admin: "psycopg.Connection[Any]", case: Case, more: dict[str, Any], rows: int
+) -> tuple[float, float, str]:
+    """Load all rows of a case, and return seconds, seconds of CPU, and how it was read."""
     name = f"{case.table}_{uuid4().hex[:8]}"
     query = f"SELECT id, title, rating, votes, modified FROM content.{case.table}"
     tasks = [{"order_index": 0, "task_type": "SQL", "body": query}, case.step] if case.step else None
-    options = case.options | {"parallel": workers} | ({"target_connection": "marts"} if case.elsewhere else {})
+    options = case.options | more | ({"target_connection": "marts"} if case.elsewhere else {})
     source = {"tasks": tasks} if tasks else {"source_query": query}
     definition = Definition.model_validate(
         {"name": name, "target_table": f"analytics.{name}", "target_key": ["id"], "options": options, **source}
@@ -181,13 +221,17 @@ def _load(
         return seconds, cpu, str(run["metrics"]["paging"])
 
 
-def _write(lines: list[dict[str, Any]], arguments: argparse.Namespace, imports: float) -> None:
+def _write(
+    lines: list[dict[str, Any]], arguments: argparse.Namespace, imports: float, growth: dict[str, Any] | None
+) -> None:
     about = {
         "machine": machine(),
         "rows": arguments.rows,
         "pairs": arguments.pairs,
         "workers": WORKERS,
         "imports": imports,
+        "skew": _skew(lines),
+        "growth": growth,
     }
     (RESULTS / f"{arguments.name}.json").write_text(json.dumps({**about, "lines": lines}, indent=2) + "\n")
     text = (
@@ -195,10 +239,32 @@ def _write(lines: list[dict[str, Any]], arguments: argparse.Namespace, imports: 
         f" processes; {arguments.rows:,} rows, medians of {arguments.pairs} pairs. Wanted of row steps: at most"
         f" {MOST_OF_IDEAL} times half of the CPU of one stream, and {MOST_CPU} times its CPU."
         f" The first load in ranges of a runner takes {imports} s of CPU more, for imports.\n\n"
-        "| load | one stream | CPU | in ranges | CPU | CPU, times | time, of the ideal | met |\n"
-        "|---|---|---|---|---|---|---|---|\n"
+        "| load | one stream | CPU | in ranges | CPU | CPU, times | time, of the ideal | load average | met |\n"
+        "|---|---|---|---|---|---|---|---|---|\n"
     )
-    (RESULTS / f"{arguments.name}.md").write_text(text + "".join(map(_row, lines)))
+    text += "".join(map(_row, lines))
+    if skew := about["skew"]:
+        text += (
+            f"\n90 % of the rows in 1 % of the keys, against even keys, both in ranges: {skew['cpu_seconds']} times the"
+            f" CPU, {skew['seconds']} times the time (wanted: {MOST_OF_EVEN}).\n"
+        )
+    if growth:
+        few, many, again = growth["of_a_million"]
+        text += (
+            f"\nA million rows of {many['rows']:,} against one of {few['rows']:,}, a row step in ranges:"
+            f" {growth['ratio']['cpu_seconds']} times the CPU, {growth['ratio']['seconds']} times the time (wanted:"
+            f" {MOST_OF_FEW}; {many['cpu_seconds']} s against {few['cpu_seconds']} s and {again['cpu_seconds']} s).\n"
+        )
+    (RESULTS / f"{arguments.name}.md").write_text(text)
+
+
+def _skew(lines: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Compare a skewed key with an even one, where both were measured."""
+    found = {line["case"]: line["by"][str(WORKERS)] for line in lines}
+    if not {"row step", "row step, skewed"} <= found.keys():
+        return None
+    even, skewed = found["row step"], found["row step, skewed"]
+    return {name: round(skewed[name] / even[name], 2) for name in ("seconds", "cpu_seconds")}
 
 
 def _row(line: dict[str, Any]) -> str:
@@ -209,7 +275,8 @@ def _row(line: dict[str, Any]) -> str:
         told = "not cut"
     return (
         f"| {line['case']} | {alone['seconds']} | {alone['cpu_seconds']} | {several['seconds']} |"
-        f" {several['cpu_seconds']} | {line['ratio']['cpu_seconds']} | {line['of_ideal']} | {told} |\n"
+        f" {several['cpu_seconds']} | {line['ratio']['cpu_seconds']} | {line['of_ideal']} |"
+        f" {line['load_average']} | {told} |\n"
     )
 
 

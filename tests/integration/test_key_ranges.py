@@ -196,6 +196,21 @@ def test_a_query_that_is_better_read_at_once_is_not_cut(workbench: Workbench, qu
     assert said in (found.obstacle or "")
 
 
+def test_one_large_range_does_not_make_all_of_them_costly(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range in the middle has 40 % of the rows."""
+    workbench.source("CREATE TABLE content.things (row int, k0 int PRIMARY KEY)")
+    workbench.sql("INSERT INTO content.things SELECT i, i FROM generate_series(1, 20000) AS i; ANALYZE content.things")
+    keys = [*range(120, 6_001, 120), *range(14_000, 19_761, 120)]
+    bounds = [(str(key),) for key in keys]
+    monkeypatch.setattr(key_ranges, "_cheap_candidates", lambda *given: bounds)
+    with opened(workbench, "SELECT row, k0 FROM content.things", ["k0"]) as source:
+        found = key_ranges.plan_cut(source, ["k0"], 100, 100)
+
+    assert (found.ranges, found.obstacle) == (100, None)
+
+
 def test_names_of_columns_are_quoted(workbench: Workbench) -> None:
     workbench.source('CREATE TABLE content.things (row int, "a ""b" int PRIMARY KEY)')
     workbench.sql("INSERT INTO content.things SELECT i, i FROM generate_series(1, 500) AS i")

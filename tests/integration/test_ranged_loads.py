@@ -93,6 +93,41 @@ def test_steps_of_users_run_below_the_workers(bench: Workbench) -> None:
     assert mart == {"rows": ROWS - ROWS // 7, "dropped": False}
 
 
+@pytest.mark.parametrize("repeats", [False, True], ids=["each key once", "keys that come again"])
+def test_a_first_pass_with_steps_is_cut_too(bench: Workbench, repeats: bool) -> None:
+    """Several rows may have one key, in batches far apart: the latest counts, as in every pass."""
+    bench.settings = bench.settings.model_copy(update={"transforms": "tests.chaos.steps"})
+    key = "id % 1000" if repeats else "id"
+    query = f"SELECT id AS source_id, {key} AS id, id AS version, 0 AS applied FROM content.films"
+    bench.pipeline(
+        "films",
+        query,
+        source_query=None,
+        tasks=[{"order_index": 0, "task_type": "SQL", "body": query}, LEFT_OUT],
+        target_key=["id"],
+        mode="incremental",
+        incremental_key="source_id",
+        batch_size=100,
+        options=CUT,
+    )
+    bench.sql("CREATE INDEX ON content.films ((id % 1000)); ANALYZE content.films")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["paging"] == "key ranges"
+    of_key = f"SELECT {key} AS id, max(id) AS version FROM content.films GROUP BY 1"
+    kept, mart = f"SELECT * FROM ({of_key}) AS f WHERE id % 7 <> 0", "SELECT id, version FROM analytics.films"
+    assert bench.sql(f"({kept} EXCEPT ALL {mart}) UNION ALL ({mart} EXCEPT ALL {kept})") == []
+
+    # The pass after it begins where the load ended.
+    bench.sql(f"INSERT INTO content.films VALUES ({ROWS + 1}, 'New', 1)")
+    run = bench.run("films")
+    assert run["metrics"]["paging"] != "key ranges"
+    assert run["rows_read"] <= 2
+    assert bench.sql("SELECT max(version) AS newest FROM analytics.films") == [{"newest": ROWS + 1}]
+
+
 WHOSE_CHILD = """
 import os
 from pathlib import Path

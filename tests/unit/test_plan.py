@@ -53,7 +53,17 @@ def test_the_author_may_choose() -> None:
     assert planned(100, 1e9, checkpoint_rows=100).page_rows == 100
 
 
-def cut(rows: int, *, parallel: int | str = 4, known: dict[str, object] | None = None, **options: object) -> Plan:
+INCREMENTAL: dict[str, object] = {"mode": "incremental", "incremental_key": "id"}
+
+
+def cut(
+    rows: int,
+    *,
+    parallel: int | str = 4,
+    known: dict[str, object] | None = None,
+    fields: dict[str, object] | None = None,
+    **options: object,
+) -> Plan:
     definition = Definition.model_validate(
         {
             "name": "films",
@@ -61,6 +71,7 @@ def cut(rows: int, *, parallel: int | str = 4, known: dict[str, object] | None =
             "target_table": "analytics.films",
             "target_key": ["id"],
             "options": {"parallel": parallel, **options},
+            **(fields or {}),
         }
     )
     usual = {"same_database": False, "has_steps": True, "pageable": True, "key": ("id",), "workers": 4}
@@ -94,6 +105,21 @@ def test_few_rows_are_not_cut_unless_a_load_was_cut_before() -> None:
     assert cut(199_999).paging == "ordered stream"
     assert cut(199_999, checkpoint_rows=1_000).ranges == 200
     assert cut(10, known={"has_ranges_left": True}).paging == "key ranges"
+
+
+def test_a_first_pass_with_steps_is_loaded_at_once_where_it_is_cut() -> None:
+    empty: dict[str, object] = {"target_is_empty": True}
+    assert cut(1_000_000, fields=INCREMENTAL, known=empty).paging == "key ranges"
+    assert cut(1_000_000, fields=INCREMENTAL).paging == "ordered stream"
+    # One process merges, batch by batch, as in later passes: steps may make several rows with one key.
+    assert not cut(199_999, fields=INCREMENTAL, known=empty).loads_at_once
+    assert not cut(1_000_000, parallel=1, fields=INCREMENTAL, known=empty).loads_at_once
+
+
+def test_a_plan_says_what_one_process_does_where_a_load_is_cut() -> None:
+    said = "one process reads and writes in later passes, in backfills and in `vitrina reconcile`"
+    assert said in cut(1_000_000, fields=INCREMENTAL, known={"target_is_empty": True}).reasons
+    assert "one process reads and writes in `vitrina reconcile`" in cut(1_000_000).reasons
 
 
 def test_one_process_hears_nothing_of_ranges() -> None:

@@ -1,7 +1,7 @@
 """How a pipeline will be run, and why: a pure function from what is known to a choice that people can read."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vitrina.definition import LOCAL, Definition
@@ -222,7 +222,7 @@ def _judges_changes(definition: Definition) -> bool:
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
     if definition.mode != "incremental":
         return True
-    if not known.loads_first_pass or known.has_steps:
+    if not known.loads_first_pass or (known.has_steps and not _may_be_brought_in_ranges(definition, known)):
         return False
     if known.has_unfinished_load:
         reasons.append(say("plan.first_pass_goes_on"))
@@ -234,6 +234,10 @@ def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[st
         reasons.append(say("plan.emptied"))
         return True
     return False
+
+
+def _may_be_brought_in_ranges(definition: Definition, known: Capabilities) -> bool:
+    return definition.options.may_be_cut and known.cut is not None and known.cut.ranges > 0
 
 
 def _paging(
@@ -281,6 +285,8 @@ def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> 
         reasons.append(say("plan.ranges", ranges=known.cut.ranges, workers=known.workers))
     else:
         reasons.append(say("plan.ranges_engine", ranges=known.cut.ranges, engine=engine))
+    follows = definition.mode == "incremental"
+    reasons.append(say("plan.ranges_first_pass") if follows else say("plan.ranges_load_alone"))
     return True
 
 
@@ -300,7 +306,7 @@ def why_not_cut(definition: Definition, known: Capabilities) -> str | None:
     looked_at: Sequence[tuple[bool, str]] = (
         (definition.mode == "live", say("plan.ranges_live")),
         (known.no_ranges_because is not None, known.no_ranges_because or ""),
-        (not _loads_at_once(definition, known, []), say("plan.ranges_passes")),
+        (not _loads_at_once(definition, replace(known, has_steps=False), []), say("plan.ranges_passes")),
         (route == "pushdown", say("plan.ranges_pushdown")),
         (not known.key_is_read, say("plan.ranges_no_key")),
         (not known.key_has_order, say("plan.ranges_unordered")),

@@ -98,7 +98,9 @@ SENTENCES = {
         "about {rows} rows are quickly done (from {least} rows on, processes are worth starting;"
         " options.checkpoint_rows lowers that)"
     ),
+    "plan.ranges_first_pass": "one process reads and writes in later passes, in backfills and in `vitrina reconcile`",
     "plan.ranges_live": "mode live loads in one stream, at a known place of the log",
+    "plan.ranges_load_alone": "one process reads and writes in `vitrina reconcile`",
     "plan.ranges_no_key": "the source gives no column of the key",
     "plan.ranges_no_room": (
         "there is one processor for `auto`, or VITRINA_CONN_<NAME>_MAX_CONNECTIONS leaves no room for two processes"

@@ -4,6 +4,7 @@ Where the bounds come from decides only how even the ranges are. Whatever they a
 that the conditions of ranges compare with, in the collation of the query's own column: so each row is in one range.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ _MOST_CHANGED = 0.1
 _MORE_OF_WHOLE = 0.5
 _MORE_OF_ROW = 0.06
 _SMALL_COST = 5_000.0
+# Ranges that the planner is asked about.
+_ASKED_RANGES = 7
 
 
 class SplitQuery(Protocol):
@@ -91,16 +94,24 @@ def _volatile_functions(source: SplitQuery) -> set[str]:
 
 
 def _cost(source: SplitQuery, names: Sequence[str], ranges: int) -> float:
-    """Ask the planner what a range in the middle costs, and multiply: so much for all ranges together."""
+    """Ask the planner what some of the ranges cost, and multiply the median: so much for all ranges together.
+
+    Bounds of a sample are those of a few pages, so a single range may have several times the rows of others.
+    """
     order = source.order_of(Window(order=tuple(names)))
     bounds = _even(_sorted(source, order, names, EVERYTHING, _cheap_candidates(source, order, names, ranges)), ranges)
     if not bounds:
         return 0.0
     found = EVERYTHING.cut_at(bounds)
-    middle = found[len(found) // 2]
-    within = replace(source.everything(), after=middle.after, upto=middle.upto)
+    asked = min(_ASKED_RANGES, len(found))
+    some = [found[len(found) * (2 * place + 1) // (2 * asked)] for place in range(asked)]
+    return len(found) * statistics.median(_cost_of_range(source, order, one) for one in some)
+
+
+def _cost_of_range(source: SplitQuery, order: Order, one: KeyRange) -> float:
+    within = replace(source.everything(), after=one.after, upto=one.upto)
     explained = source.reader.explain(source.query.select([SQL("q.*")], within, order=order))
-    return len(found) * float(explained.plan[0]["Plan"]["Total Cost"])
+    return float(explained.plan[0]["Plan"]["Total Cost"])
 
 
 def split(source: SplitQuery, names: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:

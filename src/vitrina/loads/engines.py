@@ -1,4 +1,4 @@
-"""What brings the ranges of a load: processes of this machine, or what a connector opens (`options.engine`)."""
+"""Open the engine that loads ranges of the key: local processes, or one of a connector (`options.engine`)."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -> Engine:
-    """Open the engine that the pipeline asks for."""
+    """Open the engine that the pipeline requests."""
     job = run.job
     if job.definition.options.engine == LOCAL:
-        # Imported here: it starts processes, and few loads are cut.
+        # Imported here: it starts processes, and few loads are split into ranges.
         from vitrina.loads.local_pool import LocalPool
 
         limit = run.control.silence_limit_seconds
@@ -32,7 +32,7 @@ def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -
 
 
 def differences(definition: Definition, settings: Settings) -> Sequence[str]:
-    """Ask the engine in what it differs from this process; processes of this machine do not."""
+    """List how the engine's environment differs from this process; that of local processes does not."""
     if definition.options.engine == LOCAL:
         return ()
     check = _connector(definition).check_engine

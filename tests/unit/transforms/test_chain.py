@@ -201,7 +201,7 @@ def test_order_width_and_nulls_of_columns_may_vary(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ({"name": ["x"]}, "'id' is gone"),
+        ({"name": ["x"]}, "'id' is missing"),
         ({"id": pa.array([1, None], pa.int64()), "name": ["x", "y"]}, "NULL in 1 row"),
     ],
 )

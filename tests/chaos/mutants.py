@@ -154,7 +154,9 @@ def _disconnect_fatal(replace: Callable[[Any, str, Any], None]) -> None:
     """Let a broken connection fail the pipeline instead of the attempt."""
 
     def fail(self: PipelineDispatcher, claim: Claim, control: RunControl, reason: str, log: Any) -> None:
-        self._insist(lambda connection: leases.fail_run(connection, claim, "disconnected", reason), control, log)
+        self._record_outcome(
+            lambda connection: leases.fail_run(connection, claim, "disconnected", reason), control, log
+        )
 
     replace(PipelineDispatcher, "_surrender", fail)
 

@@ -35,7 +35,7 @@ def broken(check: RowCheck, rows: pa.Table, allowed: frozenset[str] | None, *, i
 def _column(check: RowCheck) -> str:
     if isinstance(check, NotNull | AcceptedValues | Relationship):
         return check.column
-    raise TypeError(f"rows on their way are not judged by {check}")
+    raise TypeError(f"{check} cannot be checked before rows are written")
 
 
 def _is_in(value: Any, allowed: frozenset[str] | None, is_number: bool) -> bool:

@@ -26,7 +26,7 @@ def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -
         return LocalPool(handle, job.settings, run.plan.workers, silence_limit_seconds=limit)
     connector = _connector(job.definition)
     if connector.open_engine is None:
-        raise ConfigError(f"{connector.name} is no engine")
+        raise ConfigError(f"{connector.name} is not an engine")
     url = _url(job.definition, job.settings)
     return connector.open_engine(EngineOpening(handle, job.settings, url, reserve, logs.redactor_of))
 
@@ -51,5 +51,7 @@ def _url(definition: Definition, settings: Settings) -> str:
     url = settings.connection_url(name)
     if registry.of_url(url) is not connector:
         schemes = ", ".join(f"{scheme}://" for scheme in connector.schemes)
-        raise ConfigError(f"the connection {name!r} is none of {connector.name}: its URL begins with {schemes}")
+        raise ConfigError(
+            f"the connection {name!r} does not belong to {connector.name}, whose URLs begin with {schemes}"
+        )
     return url

@@ -29,14 +29,14 @@ def claim(request: dict[str, Any], metastore: Connection, settings: Settings, re
     waits = row is not None and is_followed(row)
     if waits:
         requests.want_lease(metastore, request["id"])
-        _await_let_go(request, metastore, refusal)
+        _await_release(request, metastore, refusal)
     taken = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
     if waits:
         requests.have_lease(metastore, request["id"])
     return taken
 
 
-def _await_let_go(request: dict[str, Any], metastore: Connection, refusal: str) -> None:
+def _await_release(request: dict[str, Any], metastore: Connection, refusal: str) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while (row := pipelines.find(metastore, request["pipeline_id"])) and row["status"] == Status.RUNNING:
         if time.monotonic() > end:

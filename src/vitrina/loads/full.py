@@ -90,14 +90,14 @@ def _continued(run: Run) -> tuple[Load, bool] | None:
     load = run.job.target.open_load(_loading(run, found.stage))
     obstacle = _obstacle(run, load, found)
     if obstacle:
-        run.say_started_over(obstacle)
+        run.log_started_over(obstacle)
         if _follows(run):  # the cursor may have changed, and all rows are read anyway
             run.checkpoint = found.without_cursor()
         return None
     must_fill = _resume(run, load)
     run.answers_request = False
     if found.load_started_at and not run.gate:
-        run.letters_before = dead_letters.count_open(
+        run.dead_letters_before = dead_letters.count_open(
             run.job.metastore, run.job.claim.pipeline_id, since=found.load_started_at
         )
     run.log.info("load.continued", rows=found.rows, batches=found.batch_no)
@@ -179,7 +179,7 @@ def _publish(run: Run, load: Load) -> None:
         run.letters.rebuilt(begun_at)
         if done.judged:
             run.meter.checked(done.judged.outcomes, whole=True)
-            run.letters.leave_behind(Part(0, 0, None, letters=done.judged.letters))
+            run.letters.record_rejected(Part(0, 0, None, letters=done.judged.letters))
         run.meter.published(done.counts, time.monotonic() - started)
         notes.update(done.notes)
         for name, value in done.notes.items():
@@ -196,7 +196,7 @@ def _publish(run: Run, load: Load) -> None:
         _forget_lost(run, exc)
         raise
     except ShrinkRefused as exc:
-        run.tell_guard(exc)
+        run.record_guard(exc)
         raise
     fence.require_passed()
     failpoints.hit("publish.committed")
@@ -216,7 +216,7 @@ def _after_load(run: Run) -> Checkpoint:
 
 def _merge_instead(run: Run) -> None:
     """Merge several versions of a row batch by batch: the latest wins, as in every later pass."""
-    run.say_started_over(say("plan.several_versions"))
+    run.log_started_over(say("plan.several_versions"))
     run.meter.starts_over()
     run.checkpoint = run.checkpoint.without_cursor()
     incremental.incremental(run)

@@ -76,7 +76,7 @@ def count_unseen(run: Run) -> None:
 def _forget_full_load(run: Run) -> None:
     """Forget a load that began before the mode or the steps changed; it is no position for a pass."""
     if run.checkpoint.stage is not None:
-        run.say_started_over(say("plan.definition_changed"))
+        run.log_started_over(say("plan.definition_changed"))
         run.checkpoint = run.checkpoint.without_cursor()
 
 
@@ -85,7 +85,7 @@ def start_over_where_lost(run: Run, load: Load) -> None:
     reason = load.obstacle(found)
     if reason is None:
         return
-    run.say_started_over(reason)
+    run.log_started_over(reason)
     # Record this before the target is claimed. After the claim, the target would look like the one filled so far.
     run.record("starting over", replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0))
 
@@ -134,7 +134,7 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
     run.judge_target()
 
 
-def keep_place(run: Run) -> None:
+def save_position(run: Run) -> None:
     """Save the position of the source when there were no rows and there is no target yet."""
     run.answer_request()
     source = run.job.source

@@ -24,15 +24,15 @@ def inspect(opened: Opened, *, create_target: bool = True) -> Job:
     """Describe the rows, prepare the target, ask the source how it would be read, and choose a plan."""
     if not opened.source.runs_when_described:
         job = _inspect(opened, create_target=create_target)
-        return job if create_target else _asking_engine(job)
+        return job if create_target else _with_engine_warnings(job)
     # Before the source resumes: the checkpoint may belong to another source, or its rows may have left the target.
-    opened = _believing(opened)
+    opened = _without_foreign_checkpoint(opened)
     if not create_target:  # describing would run the source
         return _without_rows(opened, Description(), None)
     return _inspect(opened, create_target=True)
 
 
-def _asking_engine(job: Job) -> Job:
+def _with_engine_warnings(job: Job) -> Job:
     """Add how the versions of the engine that will load the rows differ from those of this process."""
     if job.plan.paging != "key ranges":
         return job
@@ -60,14 +60,14 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if not described.columns and described.schema is None:
         return _without_rows(opened, described, _prepared_for_nothing(opened) if create_target else None)
     if not opened.source.runs_when_described:
-        opened = _believing(opened)
+        opened = _without_foreign_checkpoint(opened)
     fitted = steps.fit(opened.step_environment, opened.source, described, opened.target.form, opened.target.known)
     _refuse_unfit_checks(opened, fitted)
     shortcut = opened.target.meet(opened.source)
     prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
     if fitted.step_pipeline:
         fitted.step_pipeline.steps.key = prepared.key
-    opened = _noticing_emptied(opened, prepared)
+    opened = _restarted_if_emptied(opened, prepared)
     derivation = _derive(opened, prepared)
     known = _capabilities(opened, described, prepared, shortcut)
     if derivation:
@@ -154,7 +154,7 @@ def _wanted(opened: Opened, described: Description, fitted: Fitted) -> Wanted:
     )
 
 
-def _believing(opened: Opened) -> Opened:
+def _without_foreign_checkpoint(opened: Opened) -> Opened:
     """Discard a checkpoint written for another source or target; resuming from it would skip rows."""
     found, source = opened.checkpoint, opened.source
     if opened.definition.mode != "incremental" or opened.backfill:
@@ -174,7 +174,7 @@ def _lost(opened: Opened) -> str | None:
     return None if opened.checkpoint.stage is not None else opened.target.lost(opened.checkpoint)
 
 
-def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
+def _restarted_if_emptied(opened: Opened, prepared: Prepared) -> Opened:
     """Start over in batches if the target was emptied and a first pass is not loaded at once."""
     found = opened.checkpoint
     if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:

@@ -128,7 +128,7 @@ def number_parts(run: Run) -> None:
         run.record("numbering parts", replace(found, batch_no=0).identified(**{NUMBERED: epoch}))
 
 
-def forget_place(run: Run) -> None:
+def forget_position(run: Run) -> None:
     """Forget a follower's position, for a run of another mode, which does not write in the follower's order."""
     forgotten = (PLACE, PLACE_OF_LOAD, NUMBERED)
     kept = {name: value for name, value in run.checkpoint.identity.items() if name not in forgotten}
@@ -256,7 +256,7 @@ class Follower:
             return fresh
         if begun and replace(begun, lsn=fresh.lsn) == fresh and begun.lsn >= self._ready:
             return begun
-        run.say_started_over(say("run.live_feed_renewed"))
+        run.log_started_over(say("run.live_feed_renewed"))
         run.checkpoint = run.checkpoint.without_cursor()
         return fresh
 
@@ -474,7 +474,7 @@ class Follower:
             raise RuntimeError("a follower opens its load first")
         rows = _Rows(moment, stale)
         part = self._written(load, rows, run.checkpoint.batch_no + 1)
-        self._refuse_letters(part)
+        self._refuse_rejected_rows(part)
 
         def refuse(at_most: int, exactly: Callable[[], int]) -> None:
             self._guard.refuse_more(at_most, exactly, load, run)
@@ -495,7 +495,7 @@ class Follower:
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)
 
-    def _refuse_letters(self, part: Part) -> None:
+    def _refuse_rejected_rows(self, part: Part) -> None:
         """Stop before anything is deleted if more rows are rejected than allowed. The position does not move."""
         run, budget = self._run, self._run.letter_budget
         self._rejected |= {letter.document_id for letter in part.letters if not letter.by_check}
@@ -504,7 +504,7 @@ class Follower:
             return
 
         def move(_: Done) -> Checkpoint:
-            run.letters.leave_behind(part)
+            run.letters.record_rejected(part)
             return run.checkpoint
 
         run.fence("recording rejected rows", move, progressed=False).after()
@@ -517,7 +517,7 @@ class Follower:
         def move(done: Done) -> Checkpoint:
             if isinstance(load, Corrects):
                 self._guard.refuse(done.counts, load, run)
-            run.letters.leave_behind(run.after_checks(part, done))
+            run.letters.record_rejected(run.after_checks(part, done))
             run.meter.batch(part, done.counts, time.monotonic() - started)
             run.meter.merged(done.counts)
             self._note(place)

@@ -61,7 +61,7 @@ class Ahead:
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive() and (error is None or isinstance(error, TransientError)):
             # Its rows carry this epoch, so only another epoch may continue from here.
-            raise Disconnected("the source does not answer, not even to being told to stop") from error
+            raise Disconnected("the source does not answer, not even to a request to stop") from error
 
     def __iter__(self) -> Iterator[Part]:
         while True:

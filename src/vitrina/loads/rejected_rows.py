@@ -9,7 +9,7 @@ from vitrina.ports.batch import DeadLetter, Part
 from vitrina.store import dead_letters
 
 
-class Letters:
+class RunDeadLetters:
     """Hold the dead letters of one run.
 
     They are stored in the metastore. If the target is in the same database, they are resolved in the transaction that
@@ -25,7 +25,7 @@ class Letters:
         # How many were rejected by checks, which have separate limits.
         self.by_checks = 0
 
-    def leave_behind(self, filled: Part) -> None:
+    def record_rejected(self, filled: Part) -> None:
         """Record rejected rows in the transaction that moves the checkpoint past them."""
         self.latest = filled.letters
         if filled.letters:

@@ -69,7 +69,7 @@ def _refuse_others(row: dict[str, Any], metastore: Connection) -> None:
     leases.refuse_beside_a_run(row, "pipeline.no_replay_now")
     if definition.python_source:
         raise FatalError(
-            f"the rows come from the Python source {definition.python_source!r}, which cannot be asked for single ones:"
+            f"the rows come from the Python source {definition.python_source!r}, which cannot return single rows:"
             " run the pipeline"
         )
     if state.peek(metastore, row["id"]).stage is not None:
@@ -123,7 +123,7 @@ def _open(
         raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
     source = job.source
     if not isinstance(source, Rereads):
-        raise FatalError(f"{source.name} cannot be asked for single rows: run the pipeline")
+        raise FatalError(f"{source.name} cannot return single rows: run the pipeline")
     _refuse_made_keys(job, source)
     # Rows pass through the runner, even if the database could have filled the stage itself.
     job = replace(job, plan=replace(job.plan, route="arrow", page_rows=None))
@@ -223,7 +223,8 @@ def _outcome(names: Sequence[str], source: Rereads, found: _Found, refused: Sequ
     again = [key for letter in refused if (key := key_of(_as_row(letter), names))]
     refused_keys = set(source.canonical(names, again))
     reasons = {
-        (letter.document_id, dead_letters.without_numbers(dead_letters.sayable(letter.error))) for letter in refused
+        (letter.document_id, dead_letters.without_numbers(dead_letters.storable_reason(letter.error)))
+        for letter in refused
     }
     outcome: Outcome = {"sent": [], "gone": [], "superseded": []}
     for letter, key in zip(found.told, found.keys, strict=True):

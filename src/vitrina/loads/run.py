@@ -20,7 +20,7 @@ from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.job import Job
 from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
-from vitrina.loads.rejected_rows import Letters
+from vitrina.loads.rejected_rows import RunDeadLetters
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports.batch import Counts, Filling, Part, Position, delivered_in
 from vitrina.ports.checkpoint import Checkpoint
@@ -57,11 +57,11 @@ class Run:
         self.context = context
         self.log = log
         self.checkpoint = job.checkpoint
-        self.letters = Letters(job, meter)
+        self.letters = RunDeadLetters(job, meter)
         # A load or pass that began before the request may have missed the rows the request is about.
         self.answers_request = True
         # Rows rejected by earlier runs of a load that this run continues.
-        self.letters_before = 0
+        self.dead_letters_before = 0
         # False while a paused pipeline is repaired, which stays PAUSE_REQUESTED.
         self.obeys_pause = True
         self._batch_size = job.definition.batch_size
@@ -110,7 +110,7 @@ class Run:
         self.meter.checked(outcomes, whole=True)
 
     @contextmanager
-    def telling_checks(self) -> Iterator[None]:
+    def recording_checks(self) -> Iterator[None]:
         """Record the results of checks that end the run, and how a user can publish it anyway."""
         try:
             yield
@@ -118,10 +118,10 @@ class Run:
             self.meter.checked(exc.outcomes, whole=True)
             raise
         except ShrinkRefused as exc:
-            self.tell_guard(exc)
+            self.record_guard(exc)
             raise
 
-    def tell_guard(self, exc: ShrinkRefused) -> None:
+    def record_guard(self, exc: ShrinkRefused) -> None:
         """Record that a guard refused a load, and report once how a user can publish it anyway."""
         if exc.guard:
             self.meter.checked((guard_outcome(exc.guard, exc.message),), whole=True)
@@ -216,12 +216,12 @@ class Run:
         """Commit a part: rejected rows, counters and checkpoint move with the data, or not at all."""
         self.control.check()
         started, counted = time.monotonic(), Counts()
-        too_many = self._too_many_letters(sum(not letter.by_check for letter in part.letters))
+        too_many = self._too_many_dead_letters(sum(not letter.by_check for letter in part.letters))
 
         def move(done: Done) -> Checkpoint:
             nonlocal counted
             counted = done.counts
-            self.letters.leave_behind(self.after_checks(part, done))
+            self.letters.record_rejected(self.after_checks(part, done))
             found = self._before_refusal() if too_many else after(self.checkpoint, part)
             self.meter.batch(part, done.counts, self._merge_seconds(started))
             self.meter.merged(done.counts)
@@ -267,9 +267,9 @@ class Run:
         """Return the checkpoint for a run that is refused, so that the next one meets the rejected rows again."""
         return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
 
-    def _too_many_letters(self, more: int) -> FatalError | None:
+    def _too_many_dead_letters(self, more: int) -> FatalError | None:
         budget = self.letter_budget
-        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
+        letters = self.dead_letters_before + self.meter.letters - self.letters.by_checks + more
         if budget is None or letters <= budget:
             return None
         return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
@@ -299,7 +299,7 @@ class Run:
             self.log.info("config.reloaded", batch_size=size)
             self._batch_size = size
 
-    def say_started_over(self, reason: str) -> None:
+    def log_started_over(self, reason: str) -> None:
         self.log.info("load.started_over", reason=reason)
         self.meter.note("started_over", reason)
 

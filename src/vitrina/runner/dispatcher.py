@@ -81,13 +81,13 @@ class PipelineDispatcher:
         except Stopping:
             outcome = RunOutcome("CANCELLED")
             log.info("run.given_back")
-            self._insist(lambda connection: leases.give_back(connection, claim), control, log)
+            self._record_outcome(lambda connection: leases.give_back(connection, claim), control, log)
         except TargetTaken as exc:
             # The reason is recorded, so the next claim waits until the target is free.
             outcome = RunOutcome("CANCELLED")
             reason = (exc.code, exc.message)
             log.info("run.target_taken", error=exc.message)
-            self._insist(lambda connection: leases.give_back(connection, claim, *reason), control, log)
+            self._record_outcome(lambda connection: leases.give_back(connection, claim, *reason), control, log)
         except LeaseLost as exc:
             outcome = RunOutcome("LOST", exc.code, exc.message)
             meter.tally.lost_lease()
@@ -110,14 +110,14 @@ class PipelineDispatcher:
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
             discards = isinstance(exc, RunError) and exc.discards_load
-            self._insist(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
+            self._record_outcome(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
         except Exception as exc:
             # End the run here whatever the error is; a bug in one pipeline must not stop the others.
             message = say("run.internal", kind=type(exc).__name__, message=logs.masked(str(exc), self._settings))
             outcome = RunOutcome("FAILED", "internal", message)
             meter.tally.failed("internal")
             log.exception("run.crashed", attempt=meter.attempt)
-            self._insist(_failing(claim, meter, "internal", message), control, log)
+            self._record_outcome(_failing(claim, meter, "internal", message), control, log)
         finally:
             control.release()
             meter.ended(outcome)
@@ -219,7 +219,7 @@ class PipelineDispatcher:
         wait = min(2 * self._backoff(claim.row["attempts"]), self._settings.lease_ttl_seconds / 3)
         with suppress(RunError):
             control.wait(wait)
-        self._insist(
+        self._record_outcome(
             lambda connection: recovery.surrender(
                 connection,
                 claim,
@@ -230,7 +230,7 @@ class PipelineDispatcher:
             log,
         )
 
-    def _insist(
+    def _record_outcome(
         self, action: Callable[[database.Connection], object], control: RunControl, log: structlog.stdlib.BoundLogger
     ) -> None:
         """Retry recording the outcome while the lease lasts. Once it has expired, recovery records it instead."""

@@ -10,9 +10,9 @@ from vitrina.loads import inspection, opening, profiles
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.full import full
-from vitrina.loads.incremental import incremental, keep_place
+from vitrina.loads.incremental import incremental, save_position
 from vitrina.loads.job import Job
-from vitrina.loads.live import Again, forget_place, live
+from vitrina.loads.live import Again, forget_position, live
 from vitrina.loads.run import Run
 from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.watchdog import silence_limit
@@ -90,21 +90,21 @@ class PipelineExecutor:
 
 def move_data(run: Run) -> None:
     """Load everything, load what is new, or follow the source, depending on mode and plan."""
-    with run.telling_checks():
+    with run.recording_checks():
         _move_data(run)
 
 
 def _move_data(run: Run) -> None:
     job = run.job
     if job.starts_over_because:
-        run.say_started_over(job.starts_over_because)
+        run.log_started_over(job.starts_over_because)
     run.adjust_target()
     if job.definition.mode == "live":
         live(run)
         return
-    forget_place(run)
+    forget_position(run)
     if not job.has_target:
-        keep_place(run)
+        save_position(run)
     elif job.plan.loads_at_once:
         full(run)
     else:

@@ -229,7 +229,9 @@ class FeedOwner:
         state = source.ensure_slot(claim.timeline)
         lost = state.lost
         if not state.is_new and state.confirmed > claim.stored_upto:
-            lost = "the source has forgotten changes that are not stored here: was the metastore restored from a copy?"
+            lost = (
+                "the source has discarded changes that are not stored here: was the metastore restored from a backup?"
+            )
         if not state.is_new and lost is None:
             return claim.stored_upto
         if lost is not None:
@@ -294,7 +296,7 @@ class FeedOwner:
         if not isinstance(exc, CannotConnect):
             return message
         name, variable = self._claim.connection or "default", feed_variable(self._claim.connection)
-        return f"connection {name} cannot be reached with {variable}: the log of its runner says why"
+        return f"connection {name} cannot be reached with {variable}: see the log of its runner"
 
     def _give_back(self) -> None:
         with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
@@ -329,12 +331,12 @@ class _ReplicationLoop:
         """Run until the last follower is removed. Errors and the runner's shutdown are raised as exceptions."""
         while True:
             self._check()
-            self._hear()
+            self._read_notices()
             if self._catalog_due.now() and not self._look():
                 return
             self._settle()
-            self._grant()
-            piece = self._feed.receive(self._patience(), self._metastore.fileno())
+            self._answer_catch_up()
+            piece = self._feed.receive(self._wait_seconds(), self._metastore.fileno())
             if piece is not None:
                 self._store(piece)
             elif self._confirm_due.now():
@@ -342,7 +344,7 @@ class _ReplicationLoop:
             if self._figures_due.now():
                 self._tidy_up()
 
-    def _patience(self) -> float:
+    def _wait_seconds(self) -> float:
         if self._known.catch_up.upto:
             return WRITE_OUT_SECONDS / 2
         return SETTLING_SECONDS if self._known.settling else IDLE_SECONDS
@@ -353,7 +355,7 @@ class _ReplicationLoop:
         while piece is not None:
             self._storage.add(piece)
             if not piece.last:
-                self._spare_application()
+                self._refresh_publication()
                 piece = self._await_piece()
                 continue
             is_full = self._storage.changes >= BATCH_CHANGES or time.monotonic() > end
@@ -368,7 +370,7 @@ class _ReplicationLoop:
             if piece is not None:
                 return piece
 
-    def _spare_application(self) -> None:
+    def _refresh_publication(self) -> None:
         """Compare the catalog with the publication during large transactions too, which may take minutes to store."""
         if self._catalog_due.now():
             # Followers are notified when the transaction is complete.
@@ -383,7 +385,7 @@ class _ReplicationLoop:
         self._feed.confirm(self._known.stored_upto)
         failpoints.hit("feed.confirmed")
 
-    def _hear(self) -> None:
+    def _read_notices(self) -> None:
         for notice in self._metastore.notifies(timeout=0):
             feed_id, _, wanted = notice.payload.partition(" ")
             if feed_id != str(self._claim.feed_id):
@@ -393,7 +395,7 @@ class _ReplicationLoop:
             elif int(wanted) > self._known.catch_up.upto:
                 self._known.catch_up = _CatchUp(int(wanted), time.monotonic())
 
-    def _grant(self) -> None:
+    def _answer_catch_up(self) -> None:
         """Advance the stored position that followers wait for; if it does not arrive, make the source flush its log.
 
         Records of open transactions may still be in memory, and the source sends only what is on disk.
@@ -446,9 +448,7 @@ class _ReplicationLoop:
         for follower in followers:
             if follower.holds:
                 reasons = [published.problems[name] for name in follower.tables if name in published.problems]
-                reasons += [
-                    f"{name} was made again or got a partition" for name in published.added & {*follower.tables}
-                ]
+                reasons += [f"{name} was recreated or got a partition" for name in published.added & {*follower.tables}]
                 if reasons:
                     self._log.warning("feed.follower_cut_off", pipeline_id=str(follower.pipeline_id), reason=reasons[0])
                     feed_owner.make_reload(self._metastore, self._claim, reasons[0], [follower.pipeline_id])

@@ -237,7 +237,7 @@ class PipelineManager:
                 raise
             if claim is None:
                 slots.release()
-                self._tell_waiting(connection)
+                self._log_waiting(connection)
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at, follows=follows)
@@ -245,7 +245,7 @@ class PipelineManager:
             if not leases.is_any_requested(connection):
                 return
 
-    def _tell_waiting(self, connection: Connection) -> None:
+    def _log_waiting(self, connection: Connection) -> None:
         """Log why a pipeline is not claimed although a slot is free, once for each wait."""
         limits = self._settings.max_connections
         found = session_limits.list_waiting(connection, limits) if limits else []

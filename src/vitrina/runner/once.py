@@ -64,7 +64,7 @@ class OnceRunner(PipelineManager):
                 with self._metastore("manager") as connection:
                     connection.execute("LISTEN vitrina_wake")
                     if self._pipeline_id is None:
-                        self._take_up(connection)
+                        self._begin(connection)
                     if self._pipeline_id is not None:
                         self._run_to_completion(connection, self._pipeline_id)
             except (CannotConnect, psycopg.Error) as exc:
@@ -73,16 +73,16 @@ class OnceRunner(PipelineManager):
                 self._log.warning("runner.metastore_lost", error=" ".join(str(exc).split()))
                 self._await_wakeup()
 
-    def _take_up(self, connection: Connection) -> None:
+    def _begin(self, connection: Connection) -> None:
         self._recover(connection)
         if self._wanted is None:
             self._fire_schedules(connection)
             self._request_ready(connection)
-            self._take_up_any(connection)
+            self._begin_any(connection)
         else:
-            self._take_up_wanted(connection, services.get(connection, self._wanted)["id"])
+            self._begin_named(connection, services.get(connection, self._wanted)["id"])
 
-    def _take_up_any(self, connection: Connection) -> None:
+    def _begin_any(self, connection: Connection) -> None:
         asked_at = clock()
         claim = self._claim_one(connection)
         if claim is None:
@@ -91,7 +91,7 @@ class OnceRunner(PipelineManager):
         self._pipeline_id = claim.pipeline_id
         self._start(claim, asked_at)
 
-    def _take_up_wanted(self, connection: Connection, pipeline_id: UUID) -> None:
+    def _begin_named(self, connection: Connection, pipeline_id: UUID) -> None:
         if not self._wait_until_unclaimed(connection, pipeline_id):
             return
         asked_at = clock()
@@ -158,13 +158,13 @@ class OnceRunner(PipelineManager):
                 if row is None:
                     raise NotFound(f"pipeline {pipeline_id} was deleted")
                 if row["status"] == Status.RUN_REQUESTED and row["enabled"]:
-                    self._go_on(connection, pipeline_id)
+                    self._claim_again(connection, pipeline_id)
                 elif row["status"] not in status.ACTIVE:
                     self._note_ending(row, runs.find_current(connection, pipeline_id))
                     return
             self._sleep(connection)
 
-    def _go_on(self, connection: Connection, pipeline_id: UUID) -> None:
+    def _claim_again(self, connection: Connection, pipeline_id: UUID) -> None:
         asked_at = clock()
         claim = self._claim_one(connection, pipeline_id)
         if claim:
@@ -177,6 +177,9 @@ class OnceRunner(PipelineManager):
         elif run["status"] == RunStatus.SUCCESS:
             self._ending, self.message = Ending.SUCCESS, f"pipeline {name}: run {run['id']} succeeded"
         elif run["status"] == RunStatus.PAUSED or row["status"] == Status.PAUSED:
-            self._ending, self.message = Ending.PAUSED, f"pipeline {name} was paused; `vitrina resume {name}` goes on"
+            self._ending, self.message = (
+                Ending.PAUSED,
+                f"pipeline {name} was paused; `vitrina resume {name}` continues it",
+            )
         else:
             self._ending, self.message = Ending.FAILED, f"pipeline {name}: {run['error_message'] or run['status']}"

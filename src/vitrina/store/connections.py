@@ -82,7 +82,7 @@ def _examine_other(connector: Connector | None, url: str, settings: Settings) ->
     if connector is None:
         known = ", ".join(sorted(registry.installed().connectors))
         left_out = "; ".join(f" ({refused})" for refused in registry.installed().refused)
-        install = "install the package that has it where runners and the API are"
+        install = "install its package where runners and the API run"
         yield ConnectionFinding(
             PROBLEM, f"no connector for {scheme}:// is installed here, only {known}{left_out}", install
         )
@@ -91,7 +91,7 @@ def _examine_other(connector: Connector | None, url: str, settings: Settings) ->
     if problem:
         yield ConnectionFinding(PROBLEM, problem)
     elif connector.check is None:
-        yield ConnectionFinding(OK, f"opened by the connector {connector.name}, which cannot look without a run")
+        yield ConnectionFinding(OK, f"opened by the connector {connector.name}, which has no check of its own")
     else:
         yield from _checked(connector, connector.check, url, settings)
 

@@ -223,7 +223,7 @@ def one(found: psycopg.Cursor[Found]) -> Found:
     """Return the row of a statement that always returns one."""
     row = found.fetchone()
     if row is None:
-        raise RuntimeError("a statement that always gives a row gave none")
+        raise RuntimeError("a statement that always returns a row returned none")
     return row
 
 

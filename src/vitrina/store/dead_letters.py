@@ -122,8 +122,8 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Seq
             "pipeline": pipeline_id,
             "run": run_id,
             "id": letter.document_id,
-            "error": sayable(letter.error),
-            "reason": without_numbers(sayable(letter.error)),
+            "error": storable_reason(letter.error),
+            "reason": without_numbers(storable_reason(letter.error)),
             "document": json.dumps(letter.document) if _is_deep(letter.document) else letter.document,
         }
         for letter in letters
@@ -132,14 +132,14 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Seq
         _keep(connection, rows)
     except _NO_JSONB:
         for row in rows:
-            _keep_as_it_can_be(connection, row)
+            _keep_with_fallbacks(connection, row)
 
 
 # jsonb cannot store the character 0, a lone surrogate, very long numbers, and very deep nesting.
 _NO_JSONB = (psycopg.DataError, psycopg.errors.StatementTooComplex)
 
 
-def _keep_as_it_can_be(connection: Connection, row: Row) -> None:
+def _keep_with_fallbacks(connection: Connection, row: Row) -> None:
     try:
         _keep(connection, [row])
     except _NO_JSONB:
@@ -166,7 +166,7 @@ def _keep(connection: Connection, rows: Sequence[Row]) -> None:
         )
 
 
-def sayable(error: str) -> str:
+def storable_reason(error: str) -> str:
     """Shorten a reason, which may quote a whole value, and escape what Postgres's text cannot store."""
     shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
     return shown.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()

@@ -100,7 +100,7 @@ def replace(connection: Connection, name: str, sealed: Sealed, *, by: str, schem
     )
 
 
-def seal_anew(connection: Connection, name: str, before: Sealed, after: Sealed) -> bool:
+def reseal(connection: Connection, name: str, before: Sealed, after: Sealed) -> bool:
     """Store the URL sealed under another key. Return False if the connection was changed or removed meanwhile."""
     return bool(
         connection.execute(

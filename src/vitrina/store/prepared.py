@@ -69,7 +69,7 @@ class Statement:
         """Return the row of a statement that always returns one."""
         row = self.fetch_one(connection, values)
         if row is None:
-            raise RuntimeError("a statement that always gives a row gave none")
+            raise RuntimeError("a statement that always returns a row returned none")
         return row
 
     def fetch_all(self, connection: Connection, values: Values) -> list[Row]:

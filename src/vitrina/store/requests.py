@@ -171,12 +171,12 @@ def expire(connection: Connection, *, older_than_seconds: float) -> int:
         """,
         {
             "expired": Jsonb(
-                {"code": "expired", "message": "no runner took it up; start one (`vitrina runner`), ask again"}
+                {"code": "expired", "message": "no runner performed it: start one (`vitrina runner`) and ask again"}
             ),
             "lost": Jsonb(
                 {
                     "code": "lease_lost",
-                    "message": f"{MAX_TRIES} runners were lost while performing it; look at their logs",
+                    "message": f"{MAX_TRIES} runners were lost while performing it; see their logs",
                 }
             ),
             "age": older_than_seconds,

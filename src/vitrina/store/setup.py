@@ -77,7 +77,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
         raise ConfigError(f"{where} is PostgreSQL {major}: use {OLDEST_POSTGRES} to {NEWEST_POSTGRES}")
     if pooling.is_pooled(connection):
         raise ConfigError(
-            f"{where} is a connection pooler such as pgbouncer, which would not know the logins that are made now: give"
+            f"{where} is a connection pooler such as pgbouncer, which would not know the new logins: give"
             " the server's own address with --admin-url and --database-url"
         )
     row = database.one(
@@ -87,7 +87,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
         )
     )
     if row["standby"]:
-        raise ConfigError(f"{where} is a standby, where nothing can be made: give the address of its primary")
+        raise ConfigError(f"{where} is a standby, where nothing can be created: give the address of its primary")
     if row["only"] == "on":
         raise ConfigError(
             f"sessions of {connection.info.user} are read-only (default_transaction_read_only is on for the login, the"

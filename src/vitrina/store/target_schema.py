@@ -108,8 +108,8 @@ def refuse_unprepared(connection: Connection) -> None:
     statements = list(missing_rights(connection)) if (find_version(connection) or 0) < VERSION else []
     if statements:
         raise FatalError(
-            f"{connection.info.user} may not make the ledger of checkpoints (schema {SCHEMA}) in the target's database;"
-            f" have its administrator run there: {'; '.join(statements)}"
+            f"{connection.info.user} may not create the ledger of checkpoints (schema {SCHEMA}) in the target's"
+            f" database; have its administrator run there: {'; '.join(statements)}"
         )
 
 

@@ -197,6 +197,6 @@ def _refuse_lost(column: pa.ChunkedArray, field: pa.Field) -> None:
     if lost:
         what = "24:00" if pa.types.is_time(kind) else "infinity, or a year that Arrow does not reach"
         raise NotCarried(
-            f"column {field.name!r} holds {what}, which Python steps cannot be given: turn it into NULL in the query,"
+            f"column {field.name!r} holds {what}, which Python steps cannot receive: turn it into NULL in the query,"
             " or cast the column to text there"
         )

@@ -44,34 +44,34 @@ def _call_arrow(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(result, pa.Table):
         result = one_batch(result)
     if not isinstance(result, pa.RecordBatch):
-        raise WrongResult(f"it gave {type(result).__name__}, not a pyarrow.RecordBatch")
+        raise WrongResult(f"it returned {type(result).__name__}, not a pyarrow.RecordBatch")
     return normalised(result)
 
 
 def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert to one Arrow type for each kind of value, so that later code has fewer cases to distinguish."""
-    if not any(_plainer(field.type) for field in batch.schema):
+    if not any(_plain_type(field.type) for field in batch.schema):
         return batch
     fields, columns = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        kind = _plainer(field.type)
+        kind = _plain_type(field.type)
         fields.append(field.with_type(kind) if kind else field)
         columns.append(column.cast(kind) if kind else column)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _plainer(kind: pa.DataType) -> pa.DataType | None:
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the plain type for a variant of it, or None if the type is plain already."""
     if pa.types.is_dictionary(kind):
-        return _plainer(kind.value_type) or kind.value_type
+        return _plain_type(kind.value_type) or kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind):
-        return pa.list_(_plainer(kind.value_type) or kind.value_type)
+        return pa.list_(_plain_type(kind.value_type) or kind.value_type)
     if pa.types.is_list(kind):
-        element = _plainer(kind.value_type)
+        element = _plain_type(kind.value_type)
         return pa.list_(element) if element else None
     return None
 
@@ -145,7 +145,7 @@ def _several(made: Any) -> Iterable[dict[str, Any]]:
     if isinstance(made, dict):
         return [made]
     if not isinstance(made, list | tuple) or not all(isinstance(row, dict) for row in made):
-        raise WrongResult(f"it gave {type(made).__name__}: give a dict, None to drop the row, or a list of dicts")
+        raise WrongResult(f"it returned {type(made).__name__}: return a dict, None to drop the row, or a list of dicts")
     return made
 
 
@@ -160,7 +160,7 @@ def _call_polars(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
 
     result = bound(polars.from_arrow(_for_frames(batch)))
     if not isinstance(result, polars.DataFrame):
-        raise WrongResult(f"it gave {type(result).__name__}, not a polars.DataFrame")
+        raise WrongResult(f"it returned {type(result).__name__}, not a polars.DataFrame")
     return _from_frame(normalised(one_batch(result.to_arrow())), batch.schema)
 
 
@@ -170,7 +170,7 @@ def _call_pandas(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
     # Arrow-backed columns: no copy, and NULL does not turn integers into floats.
     result = bound(_for_frames(batch).to_pandas(types_mapper=pandas.ArrowDtype))
     if not isinstance(result, pandas.DataFrame):
-        raise WrongResult(f"it gave {type(result).__name__}, not a pandas.DataFrame")
+        raise WrongResult(f"it returned {type(result).__name__}, not a pandas.DataFrame")
     made = pa.RecordBatch.from_pandas(result, preserve_index=False).replace_schema_metadata(None)
     return _from_frame(normalised(made), batch.schema)
 

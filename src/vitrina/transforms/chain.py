@@ -225,7 +225,7 @@ class Chain:
             made = self._attempt(step, batch, rejected)
             if rejected and not made.num_rows:
                 raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
-            batch = _held(step, made, number)
+            batch = _with_expected_schema(step, made, number)
         return batch.schema
 
     def _run(
@@ -240,7 +240,7 @@ class Chain:
             if step.rule.on_error == "fail" or letters is None:
                 raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
             self._leave_behind(step, number, batch, rejected, letters)
-        return _held(step, made, number)
+        return _with_expected_schema(step, made, number)
 
     def _attempt(self, step: PlannedStep, batch: pa.RecordBatch, rejected: list[Rejection]) -> pa.RecordBatch:
         """Pass the batch through the step; collect the rows on which it raises."""
@@ -314,7 +314,7 @@ def _joined(step: PlannedStep, parts: Sequence[pa.RecordBatch], before: pa.Recor
     return call.one_batch(pa.Table.from_batches(alike))
 
 
-def _held(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
+def _with_expected_schema(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
     batch = same_schema.require_same_schema(str(step), made, step.expected, number)
     step.expected = batch.schema
     return batch

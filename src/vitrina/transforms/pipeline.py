@@ -146,7 +146,7 @@ class OwnSteps:
         strange = set(passed.batch.schema.names) ^ set(self.landings)
         if strange and passed.batch.num_rows:
             raise StepFailed(
-                f"the steps give other columns in batch {number} than were found out before the load"
+                f"the steps give other columns in batch {number} than were found before the load"
                 f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
             )
         if not passed.batch.num_rows:

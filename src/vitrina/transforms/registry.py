@@ -256,9 +256,7 @@ def _check_signature(registered: Registered) -> None:
         )
     taken = RESERVED_PARAMS & set(registered.params.model_fields) if registered.params else set()
     if taken:
-        raise ConfigError(
-            f"step {registered.name!r} ({registered.origin}): the name {min(taken)!r} is for the platform"
-        )
+        raise ConfigError(f"step {registered.name!r} ({registered.origin}): the name {min(taken)!r} is reserved")
 
 
 def _form_of(function: Callable[..., Any]) -> Form:

@@ -179,7 +179,7 @@ class WorkerSteps:
             worker = self._start()
         worker.at_work_on = what
         try:
-            self._teach(worker)
+            self._bring_up_to_date(worker)
             yield worker
         finally:
             if not worker.is_over:
@@ -193,7 +193,7 @@ class WorkerSteps:
             self._all.append(worker)
         return worker
 
-    def _teach(self, worker: "_StepWorker") -> None:
+    def _bring_up_to_date(self, worker: "_StepWorker") -> None:
         """Send a worker what it lacks: steps, the query's columns, those after the steps, and their targets."""
         lessons: tuple[tuple[str, object, Callable[[], object]], ...] = (
             ("plan", self._tasks, lambda: self._plan(worker)),

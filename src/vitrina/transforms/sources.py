@@ -124,6 +124,6 @@ def _copied(registered: Registered, checkpoint: Any) -> Any:
     if len(text) > MAX_CHECKPOINT_CHARACTERS:
         raise StepFailed(
             f"source {registered.name} set a checkpoint of {len(text):,} characters, more than"
-            f" {MAX_CHECKPOINT_CHARACTERS:,}: keep in it where to go on, not what was read"
+            f" {MAX_CHECKPOINT_CHARACTERS:,}: store a position in it, not what was read"
         )
     return json.loads(text)

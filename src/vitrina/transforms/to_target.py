@@ -86,9 +86,7 @@ def _derived(kind: pa.DataType, name: str) -> str | None:
     for fits, made in _TYPES:
         if fits(kind):
             return made
-    raise StepFailed(
-        f"column {name!r} is of the Arrow type {kind}, which has no place in Postgres: cast it in the step"
-    )
+    raise StepFailed(f"column {name!r} has the Arrow type {kind}, which Postgres lacks: cast it in the step")
 
 
 def lands(field: pa.Field, target: str) -> bool:

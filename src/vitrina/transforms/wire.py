@@ -85,9 +85,9 @@ def receive(descriptor: int, *, max_payload: int | None = None) -> Message:
         fields, sizes = json.loads(memoryview(_read(descriptor, length)).tobytes())
         total, parts = sum(sizes), len(sizes)
     except (ValueError, TypeError, RecursionError) as exc:
-        raise Garbled("a header that is no JSON") from exc
+        raise Garbled("a header that is not JSON") from exc
     if not isinstance(fields, dict) or not all(isinstance(n, int) and n >= 0 for n in sizes):
-        raise Garbled("a header that says nothing sensible")
+        raise Garbled("a header with invalid content")
     if max_payload is not None and (total > max_payload or parts > MAX_PARTS):
         raise Garbled(f"an answer of {total} bytes in {parts} part(s)")
     return Message(fields, tuple(_read(descriptor, size) for size in sizes))
@@ -139,7 +139,7 @@ def checked(buffer: pa.Buffer) -> pa.Table:
         table = unpacked(buffer)
         table.validate(full=True)
     except (pa.ArrowException, OSError) as exc:
-        raise StepFailed(f"the steps gave Arrow data that is damaged ({exc})") from exc
+        raise StepFailed(f"the steps returned damaged Arrow data ({exc})") from exc
     return table
 
 
@@ -151,7 +151,7 @@ def unpacked_schema(buffer: pa.Buffer) -> pa.Schema:
     try:
         return pa.ipc.read_schema(buffer)
     except (pa.ArrowException, OSError) as exc:
-        raise StepFailed(f"the steps gave columns that are damaged ({exc})") from exc
+        raise StepFailed(f"the steps returned damaged columns ({exc})") from exc
 
 
 _LETTERS = pa.schema([(name, pa.large_string()) for name in ("document_id", "error", "document")])
@@ -183,7 +183,7 @@ def _encodable(text: str) -> str:
 
 def _of_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema != schema or any(column.null_count for column in table.columns):
-        raise StepFailed("the steps gave Arrow data of other columns than were asked for")
+        raise StepFailed("the steps returned Arrow data with other columns than requested")
     return table
 
 
@@ -226,7 +226,7 @@ def _short(message: str) -> str:
 def raise_error(found: Any) -> NoReturn:
     """Raise here what was raised on the other side."""
     if not isinstance(found, dict):
-        raise StepFailed("the steps gave an error that is none")
+        raise StepFailed("the steps returned an invalid error")
     name, message = found.get("class"), str(found.get("message", ""))
     if name == NoRowsToTell.__name__:
         raise NoRowsToTell

@@ -21,7 +21,7 @@ class JsonField(Strict):
 
 class ParseJson(Strict):
     column: ColumnName = Field(description="A json, jsonb or text column.")
-    fields: dict[ColumnName, JsonField] = Field(min_length=1, description="New column to what goes into it.")
+    fields: dict[ColumnName, JsonField] = Field(min_length=1, description="New column to its path and type.")
     keep: bool = Field(False, description="Keep the json column itself.")
 
 

@@ -22,7 +22,7 @@ class Lookup(Strict):
     columns: dict[ColumnName, ColumnName] | None = Field(
         None, description="Column of the query to the name that it gets; default: all but those in `on`."
     )
-    missing: Literal["null", "drop", "fail"] = Field("null", description="What becomes of rows without a match.")
+    missing: Literal["null", "drop", "fail"] = Field("null", description="What happens to rows without a match.")
 
 
 @transform("lookup", params=Lookup)

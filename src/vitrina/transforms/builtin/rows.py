@@ -138,7 +138,7 @@ def _comparable(column: pa.Array, field: pa.Field, op: str) -> tuple[pa.Array, p
         return column.cast(_WIDE), pa.field(field.name, _WIDE)
     if op in _EQUALITIES:
         return column, pa.field(field.name, pa.string())
-    raise FatalError(f"{field.name!r} is {tag}, of which steps do not know the order: compare it in the query")
+    raise FatalError(f"{field.name!r} is {tag}, which steps cannot order: compare it in the query")
 
 
 def _among(column: pa.Array, field: pa.Field, wanted: Comparison) -> pa.Array:

@@ -44,8 +44,8 @@ class RunControl:
         self._ttl = ttl_seconds
         self._shutdown = shutdown
         self._lost = threading.Event()
-        self._lines: list[SessionHandle] = []
-        self._lines_lock = threading.Lock()
+        self._handles: list[SessionHandle] = []
+        self._handles_lock = threading.Lock()
         self._workers: list[Endable] = []
         # How long a session may wait for an answer. The run sets it, because each pipeline has its own timeouts.
         self.silence_limit_seconds = math.inf
@@ -113,8 +113,8 @@ class RunControl:
 
     def guard(self, connection: Connection) -> Connection:
         """End the connection when the lease ends, even in the middle of a statement."""
-        with self._lines_lock:
-            self._lines.append(SessionHandle(connection))
+        with self._handles_lock:
+            self._handles.append(SessionHandle(connection))
         return connection
 
     def let_go(self, connection: Connection) -> bool:
@@ -122,44 +122,44 @@ class RunControl:
 
         Return False if the lease is over, or the session was cancelled or cut with it.
         """
-        with self._lines_lock:
-            lines = [line for line in self._lines if line.connection is connection]
-            self._lines = [line for line in self._lines if line.connection is not connection]
+        with self._handles_lock:
+            handles = [handle for handle in self._handles if handle.connection is connection]
+            self._handles = [handle for handle in self._handles if handle.connection is not connection]
         # Close every handle, even after one of them returned False.
-        undisturbed = [line.close() for line in lines]
+        undisturbed = [handle.close() for handle in handles]
         return all(undisturbed) and not self.lease_is_over
 
     def attach(self, workers: Endable) -> None:
         """End the run's Python steps when the lease ends, even in the middle of one."""
-        with self._lines_lock:
+        with self._handles_lock:
             self._workers.append(workers)
 
     def release(self) -> None:
         """Forget the run's sessions, which are closed by now."""
-        with self._lines_lock:
-            lines, self._lines = self._lines, []
+        with self._handles_lock:
+            handles, self._handles = self._handles, []
             self._workers = []
-        for line in lines:
-            line.close()
+        for handle in handles:
+            handle.close()
 
     @property
-    def lines(self) -> list[SessionHandle]:
-        with self._lines_lock:
-            return list(self._lines)
+    def handles(self) -> list[SessionHandle]:
+        with self._handles_lock:
+            return list(self._handles)
 
     def cancel(self) -> None:
         """Ask the servers to cancel running statements; the watchdog cuts off a server that does not react."""
-        for line in self.lines:
-            line.cancel(_CANCEL_SECONDS)
+        for handle in self.handles:
+            handle.cancel(_CANCEL_SECONDS)
 
     def cut(self) -> None:
         self.end_workers()
-        for line in self.lines:
-            line.cut()
+        for handle in self.handles:
+            handle.cut()
 
     def end_workers(self) -> None:
         """End the processes of steps, which do not check the lease themselves."""
-        with self._lines_lock:
+        with self._handles_lock:
             workers = list(self._workers)
         for worker in workers:
             worker.close()

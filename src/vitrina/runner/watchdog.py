@@ -52,33 +52,33 @@ class SessionWatchdog:
     @contextmanager
     def watch(self, connection: Connection, limit_seconds: float) -> Iterator[None]:
         """Watch a session of the runner itself, whose statements are short."""
-        line = SessionHandle(connection)
+        handle = SessionHandle(connection)
         with self._lock:
-            self._own[line] = limit_seconds
+            self._own[handle] = limit_seconds
         try:
             yield
         finally:
             with self._lock:
-                self._own.pop(line, None)
-            line.close()
+                self._own.pop(handle, None)
+            handle.close()
 
     def _check_all(self) -> None:
         while not self._stopped.wait(INTERVAL_SECONDS):
             runs = list(self._runs())
             with self._lock:
                 limits = dict(self._own)
-            limits |= {line: run.silence_limit_seconds for run in runs for line in run.lines}
+            limits |= {handle: run.silence_limit_seconds for run in runs for handle in run.handles}
             self._end_silent(limits)
             for run in runs:
                 self._enforce(run)
 
     def _end_silent(self, limits: dict[SessionHandle, float]) -> None:
         now = clock()
-        self._busy_since = {line: self._busy_since.get(line, now) for line in limits if line.is_busy}
-        for line, since in self._busy_since.items():
-            if now - since > limits[line]:
+        self._busy_since = {handle: self._busy_since.get(handle, now) for handle in limits if handle.is_busy}
+        for handle, since in self._busy_since.items():
+            if now - since > limits[handle]:
                 self._log.warning("session.cut", reason="no answer", seconds=round(now - since, 1))
-                line.cut()
+                handle.cut()
 
     def _enforce(self, run: RunControl) -> None:
         if run.lease_is_over:

@@ -34,8 +34,8 @@ _END_OLDER = Statement(
 
 def cut(connection: Connection) -> None:
     """Break a connection from another thread; the thread that waits for it gets an error immediately."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class SessionHandle:
@@ -68,10 +68,10 @@ class SessionHandle:
     def cut(self) -> None:
         # Without the lock: a thread that waits for a server which accepts no cancel has to be woken.
         self._was_disturbed = True
-        line = self._socket
+        sock = self._socket
         with suppress(OSError):
-            if line is not None:
-                line.shutdown(socket.SHUT_RDWR)
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> bool:
         """Release the connection.
@@ -79,7 +79,7 @@ class SessionHandle:
         Return False if it was cancelled or cut, so that nothing more should be sent on it.
         """
         with self._lock:
-            line, self._socket = self._socket, None
-        if line is not None:
-            line.close()
+            sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
         return not self._was_disturbed

@@ -1,1 +1,1 @@
-"""Benchmarks: every figure is a ratio against a reference measured in the same run. Never run as tests."""
+"""Measure performance: every figure is a ratio against a reference measured in the same run. Not run as tests."""

@@ -1,7 +1,8 @@
-"""CPU of a real triggerer with a thousand deferred tasks: `python -m bench.airflow_deferred` after `make test-airflow`.
+"""Measure the CPU of a real triggerer with a thousand deferred tasks: `python -m bench.airflow_deferred`.
 
-A real Airflow and a real API; each task waits for a pipeline of its own, which waits for a runner that never comes. The
-tasks get into the triggerer without a worker each, as if their workers had just put them there.
+Run `make test-airflow` first. A real Airflow and a real API; each task waits for its own pipeline, which waits for a
+runner that never comes. The tasks get into the triggerer without a worker each, as if their workers had just put them
+there.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from vitrina.observe import logs
 from vitrina.settings import Settings
 from vitrina.store import database
 
-# In a pool without slots, so that no worker begins them.
+# In a pool without slots, so that no worker starts them.
 DAG = """
 import json
 from airflow.sdk import DAG
@@ -37,7 +38,7 @@ INSERT INTO etl.etl_pipelines (name, source_query, target_table, target_key, sta
 SELECT 'p' || i, 'SELECT 1 AS id', 'analytics.t' || i, '{id}', 'RUN_REQUESTED', clock_timestamp()
 FROM generate_series(1, %s) AS i RETURNING name, run_requested_at
 """
-# In Airflow's own environment: what its API server does when a worker defers a task.
+# Runs in Airflow's own environment: what its API server does when a worker defers a task.
 DEFER = """
 import json, sys
 from airflow.models.taskinstance import TaskInstance
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def measure(settings: Settings, directory: Path, tasks: int, seconds: float) -> dict[str, float]:
-    """Cores in the time in which the triggerer takes all of them up, and in as much time after that."""
+    """Return the cores used while the triggerer starts all of them, and in as much time after that."""
     with database.connect(settings.require_database_url(), "bench") as metastore:
         asked = [(row["name"], row["run_requested_at"].isoformat()) for row in metastore.execute(DEFINE, [tasks])]
     assert settings.admin_url
@@ -133,7 +134,7 @@ def count(connection: psycopg.Connection, query: str) -> int:
 
 
 def cores(airflow: Station, seconds: float) -> float:
-    """What the triggerer and its processes use."""
+    """Return the cores that the triggerer and its processes use."""
     processes = [airflow.processes["triggerer"].pid]
     processes += descendants(processes[0])
     before, began = sum(map(cpu_seconds, processes)), time.monotonic()

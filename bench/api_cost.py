@@ -1,10 +1,9 @@
-"""What a request costs the API: `python -m bench.api_cost [OTHER_CHECKOUT] [--rounds 9]`.
+"""Measure what a request costs the API: `python -m bench.api_cost [OTHER_CHECKOUT] [--rounds 9]`.
 
-Counted is the CPU of the API's process alone, per request. The client is a loop over a few kept sockets in another
-process, which sends bytes that were made before, so it neither adds to the figure nor slows the API down. Each kind
-of request takes turns with the same request to the other checkout (with an environment and a metastore of its own,
-both of its own revision), and with a plain ASGI application under the same server, which is the ceiling: nobody can
-answer for less.
+Only the CPU of the API's process is counted, per request. The client is a loop over a few open sockets in another
+process, which sends bytes that were prepared before, so it neither adds to the figure nor slows the API down. Each kind
+of request alternates with the same request to the other checkout, which has its own environment and metastore of its
+revision, and with a plain ASGI application under the same server, which is the upper bound for any application.
 """
 
 import argparse
@@ -39,7 +38,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of request. `{n}` in its body differs from request to request."""
+    """Represent one kind of request. `{n}` in its body differs from request to request."""
 
     name: str
     method: str
@@ -97,11 +96,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------
-
-
 class Side(NamedTuple):
-    """A server to send requests to, and the token that it knows."""
+    """Hold a server to send requests to, and a token for it."""
 
     pid: int
     port: int
@@ -109,7 +105,7 @@ class Side(NamedTuple):
 
 
 def fill(url: str) -> str:
-    """Pipelines and runs to read; returns the secret of an operator's token."""
+    """Insert pipelines and runs to read. Return the secret of an operator's token."""
     with database.connect(url, "bench") as metastore:
         _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="load", role=Role.OPERATOR)
         metastore.execute(
@@ -137,7 +133,7 @@ def fill(url: str) -> str:
 
 @contextmanager
 def api(directory: Path, checkout: Path) -> Iterator[Side]:
-    """`vitrina api` of a checkout, on a metastore that the same checkout migrated."""
+    """Start `vitrina api` of a checkout, on a metastore that the same checkout migrated."""
     program = str(checkout / ".venv" / "bin" / "vitrina")
     with TemporaryServer() as server:
         environment = {"PATH": os.environ["PATH"], "VITRINA_DATABASE_URL": server.urls.app}
@@ -172,7 +168,7 @@ def process(command: list[str], environment: dict[str, str], directory: Path) ->
 
 
 def serve_plain(port: int) -> None:
-    """The same server with nothing behind it but an answer of the usual size."""
+    """Run the same server with an application that only returns an answer of the usual size."""
     from vitrina.api.server import make_server
 
     body = json.dumps({"status": "ok", "version": "0", "database": "ok", "padding": "x" * 900}).encode()
@@ -191,12 +187,9 @@ def serve_plain(port: int) -> None:
         make_server(application, listener).run(sockets=[listener])
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Measured:
-    """Milliseconds of the API's CPU per request, round by round."""
+    """Hold milliseconds of the API's CPU per request, round by round."""
 
     work: Work
     this: list[float] = field(default_factory=list)
@@ -216,7 +209,7 @@ class Measured:
 
 def measure(sides: dict[str, Side], chosen: list[Work], wish: argparse.Namespace) -> list[Measured]:
     measured = [Measured(work) for work in chosen]
-    for name, side in sides.items():  # warm: prepared statements, caches, threads
+    for name, side in sides.items():  # warm up prepared statements, caches, threads
         for line in measured:
             cost(side, line.work if name != "plain" else PLAIN, wish.requests // 4, wish.connections)
     for number in range(wish.rounds):
@@ -231,7 +224,7 @@ def measure(sides: dict[str, Side], chosen: list[Work], wish: argparse.Namespace
 
 
 def cost(side: Side, work: Work, requests: int, connections: int) -> float:
-    """Milliseconds of CPU per request; every answer must be a good one."""
+    """Return milliseconds of CPU per request; every answer must be successful."""
     made = work.requests(side.secret)
     prepared_requests = [next(made) for _ in range(requests)]
     with ExitStack() as opened:
@@ -244,13 +237,13 @@ def cost(side: Side, work: Work, requests: int, connections: int) -> float:
 
 
 def cpu_ms(pid: int) -> float:
-    """What the threads of a process have used so far; ticks of the clock are coarser than requests."""
+    """Return the CPU time of a process's threads; clock ticks are too coarse for requests."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
 
 
 def ask_all(sockets: list[socket.socket], requests: list[bytes]) -> None:
-    """Each socket has one request on its way at a time."""
+    """Keep one request in flight on each socket."""
     waiting: dict[int, tuple[socket.socket, bytearray]] = {}
     poll = select.poll()
     left = iter(requests)
@@ -284,9 +277,6 @@ def is_whole(received: bytearray) -> bool:
     length = _LENGTH.search(received, 0, head + 2)
     assert length is not None, bytes(received[:head])
     return len(received) >= head + 4 + int(length[1])
-
-
-# --- results ---------------------------------------------------------------------------------------------------------
 
 
 def write(measured: list[Measured], wish: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
-"""How long a batch of a simple mart takes: `python -m bench.batches` (film_dim of the demo, 5,000 rows a batch).
+"""Measure how long a batch of a simple mart takes: `python -m bench.batches` (film_dim of the demo, 5,000 rows each).
 
-The requirement (2.2.3) is 300 ms on the stand. Within one database film_dim is one batch, since its query aggregates.
-To another database, or through Arrow as steps need it, it is read in batches of its `batch_size`; so is an incremental
-pass over its table within one database.
+The requirement (2.2.3) is 300 ms on the test machine. Within one database film_dim is one batch, since its query
+aggregates. To another database, or through Arrow as steps need it, it is read in batches of its `batch_size`; so is an
+incremental pass over its table within one database.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _define(platform: Platform) -> list[str]:
-    """The demo's own definition on both routes, and an incremental pass over its table within one database."""
+    """Define the demo's own pipeline on both routes, and an incremental pass over its table within one database."""
     with platform.connect() as connection:
         row = pipelines.find(connection, "film_dim_full")
     assert row is not None

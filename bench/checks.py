@@ -1,7 +1,7 @@
-"""What ten checks cost a load: `python -m bench.checks [--rows 300000] [--pairs 5] [--setting hard]`.
+"""Measure what ten checks cost a load: `python -m bench.checks [--rows 300000] [--pairs 5] [--setting hard]`.
 
-The same load with checks and without takes turns, and who begins changes from pair to pair. Counted are the seconds of
-CPU of the runner and of PostgreSQL, which a busy machine changes far less than the clock does.
+The same load with and without checks alternates, and the order changes from pair to pair. The CPU seconds of the runner
+and of PostgreSQL are counted, which vary far less than wall time on a busy machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ WANTED_PERCENT = 15.0
 QUERY = """
     SELECT id, title, 'movie' AS type, rating, (rating * 10)::int AS genre_id, genres, modified FROM content.films
 """
-# Every kind of the issue that a whole load may have, and a second of the most frequent one.
+# Every kind of check that a whole load may have, and a second one of the most frequent kind.
 TEN: list[dict[str, Any]] = [
     {"kind": "not_null", "column": "title"},
     {"kind": "not_null", "column": "modified"},
@@ -37,7 +37,7 @@ TEN: list[dict[str, Any]] = [
     {"kind": "freshness", "column": "modified", "max_age": "3650d"},
     {"kind": "select", "query": "SELECT id FROM staged WHERE cardinality(genres) = 0"},
 ]
-# A settled run leaves nothing to other threads.
+# By then, other threads have finished what a run left to them.
 _SETTLE_SECONDS = 0.3
 
 
@@ -69,11 +69,8 @@ def _make_genres(measured: Bench) -> None:
         connection.execute("ANALYZE content.genres")
 
 
-# --- the loads -------------------------------------------------------------------------------------------------------
-
-
 def _first(measured: Bench, name: str, checks: list[dict[str, Any]]) -> Callable[[], None]:
-    """A load into a mart that is not there yet."""
+    """Load into a mart that does not exist yet."""
 
     def load() -> None:
         measured.cinema.drop(f"analytics.{name}")
@@ -84,7 +81,7 @@ def _first(measured: Bench, name: str, checks: list[dict[str, Any]]) -> Callable
 
 
 def _through_runner(measured: Bench, name: str, checks: list[dict[str, Any]]) -> Callable[[], None]:
-    """A load whose rows pass the runner, as those of another database and those of steps do."""
+    """Load rows through the runner, like those of another database and those of steps."""
 
     def load() -> None:
         measured.cinema.drop(f"analytics.{name}")
@@ -96,14 +93,14 @@ def _through_runner(measured: Bench, name: str, checks: list[dict[str, Any]]) ->
 
 
 def _reload(measured: Bench, name: str, checks: list[dict[str, Any]]) -> Callable[[], None]:
-    """A load in which nothing changed."""
+    """Load when nothing has changed."""
     measured.platform.define(name, QUERY, target_key=["id"], checks=checks)
     measured.platform.run(name)
     return lambda: _run(measured, name)
 
 
 def _changed(measured: Bench, name: str, checks: list[dict[str, Any]]) -> Callable[[], None]:
-    """A load in which a tenth of the rows is otherwise than in the mart."""
+    """Load when a tenth of the rows has changed."""
     again = _reload(measured, name, checks)
 
     def load() -> None:
@@ -128,13 +125,10 @@ WORKS = {
 }
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
-
-
 def _pairs(measured: Bench, work: Callable[..., Callable[[], None]], pairs: int) -> list[tuple[float, float]]:
-    """Measure both in turns: seconds of CPU without checks, and with them."""
+    """Measure both alternately: seconds of CPU without checks, and with them."""
     plain, checked = work(measured, "plain", []), work(measured, "checked", TEN)
-    plain(), checked()  # the first turn of everything is not counted
+    plain(), checked()  # not counted: warm-up
     found: list[tuple[float, float]] = []
     for number in range(pairs):
         turns = [plain, checked] if number % 2 == 0 else [checked, plain]

@@ -1,4 +1,4 @@
-"""The data of the Postgres benchmarks: a million films with uuid key, text, numeric and text[], two million ratings."""
+"""Create the data of the Postgres benchmarks: a million films with uuid, text, numeric and text[], and ratings."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ RATINGS = """
     FROM ugc.ratings GROUP BY film_id
 """
 
-# Order does not matter, and one wrong value anywhere changes the sum.
+# Independent of order; one wrong value anywhere changes the sum.
 FINGERPRINT = "SELECT count(*), sum(hashtextextended(q::text, 0)::numeric) FROM ({}) AS q"
 
 
 @dataclass(frozen=True)
 class Cinema:
-    """A database with the source tables in it."""
+    """Represent a database with the source tables in it."""
 
     admin_url: str
     rows: int
-    # Characters that every title is longer by. A film takes about 140 bytes of its table without them.
+    # Additional characters in every title. A film takes about 140 bytes of its table without them.
     padding: int = 0
 
     def connect(self) -> psycopg.Connection:
@@ -69,13 +69,13 @@ class Cinema:
             connection.execute("VACUUM ANALYZE content.films")
 
     def spoil(self, table: str) -> None:
-        """Make every row of a mart differ from the source, without leaving dead rows behind."""
+        """Make every row of a mart differ from the source, without leaving dead rows."""
         with self.connect() as connection:
             connection.execute(f"UPDATE {table} SET title = overlay(title PLACING 'Spoiled' FROM 1)")
             connection.execute(f"VACUUM (FULL, ANALYZE) {table}")
 
     def fingerprint(self, query: str) -> tuple[object, ...]:
-        """The number of rows, and a sum over hashes of the rows as text."""
+        """Return the number of rows, and a sum over hashes of the rows as text."""
         with self.connect() as connection:
             row = connection.execute(FINGERPRINT.format(query)).fetchone()
             assert row is not None

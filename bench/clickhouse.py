@@ -1,12 +1,12 @@
-"""Rows per second from Postgres into ClickHouse, against COPY out of Postgres and `insert_arrow` written by hand.
+"""Measure rows per second from Postgres into ClickHouse, against hand-written COPY and `insert_arrow`.
 
     PYTHONPATH=.clickhouse python -m bench.clickhouse [--rows 1000000] [--repeat 3] [--growth 1000000,10000000]
 
-Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, in turns. Each turn begins
-when the engine has merged what the turn before left to it. The engine is chdb in a process of its own, behind its HTTP
-protocol (`tests/support/clickhouse_server.py`), or the server of VITRINA_TEST_CLICKHOUSE_URL. CPU seconds are those of
-all processes of the benchmark: runner or script, Postgres, engine. Then reconcile finds and repairs what was changed by
-hand, and the runner's peak memory is told for each number of rows of `--growth`.
+Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, alternately. Each turn begins
+when the engine has finished the merges of the turn before. The engine is chdb in a separate process that speaks its
+HTTP protocol (`tests/support/clickhouse_server.py`), or the server of VITRINA_TEST_CLICKHOUSE_URL. CPU seconds are
+those of all processes of the benchmark: runner or script, Postgres, engine. Then reconcile finds and repairs manual
+changes, and the runner's peak memory is reported for each number of rows of `--growth`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from vitrina.connectors.clickhouse import urls
 from vitrina.settings import Settings
 
 QUERY = "SELECT id, title, rating, genres, modified FROM content.films"
-# The driver has no type for numeric: it travels as text.
+# The driver has no type for numeric, so it travels as text.
 BY_HAND = "SELECT id, title, rating::text AS rating, genres, modified FROM content.films"
 TABLE = """
 CREATE OR REPLACE TABLE by_hand (
@@ -84,7 +84,7 @@ def _speed(asked: argparse.Namespace, cinema: Cinema, platform: Platform, url: s
 
 @dataclass(frozen=True)
 class Measured:
-    """What one load took."""
+    """Hold what one load took."""
 
     seconds: float
     cpu: float
@@ -103,12 +103,12 @@ def _measured(cinema: Cinema, url: str, work: Callable[[], object]) -> Measured:
 
 
 def _cpu_seconds(postgres: int) -> float:
-    """Count this process and those that it started, runner and engine among them, and Postgres."""
+    """Return the CPU seconds of this process and its children, including runner and engine, and of Postgres."""
     return tree_cpu_seconds(os.getpid()) + tree_cpu_seconds(postgres)
 
 
 def _settle(url: str) -> None:
-    """Wait until the engine has nothing left to merge, as it does after inserts."""
+    """Wait until the engine has finished the merges that follow inserts."""
     client = _client(url)
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < QUIET_SECONDS:
@@ -119,7 +119,7 @@ def _settle(url: str) -> None:
 
 
 def _reconciled(platform: Platform, url: str) -> dict[str, str]:
-    """Compare and repair a table in which rows were deleted, changed and added behind the runner's back."""
+    """Compare and repair a table in which rows were deleted, changed and added without the runner."""
     client = _client(url)
     [[table]] = client.query("SELECT name FROM system.tables WHERE name LIKE 'films\\_\\_g%'").result_rows
     ids = [row[0] for row in client.query(f"SELECT id FROM {table} ORDER BY cityHash64(id) LIMIT 8").result_rows]

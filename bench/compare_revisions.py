@@ -1,8 +1,9 @@
-"""CPU of the same loads with two revisions: `python -m bench.compare_revisions OTHER_CHECKOUT [--pairs 9]`.
+"""Compare the CPU of the same loads with two revisions: `python -m bench.compare_revisions OTHER_CHECKOUT [--pairs 9]`.
 
 Each revision is a checkout with its own environment, servers and runner; this one is compared with the other. Loads
-take turns, and who begins changes from pair to pair: the machine's moods strike both. Counted are the seconds of CPU of
-the runner, of its workers and of both PostgreSQL servers, which a busy machine changes far less than the clock does.
+alternate, and the order changes from pair to pair, so that changes of the machine's speed affect both. The CPU seconds
+of the runner, of its workers and of both PostgreSQL servers are counted, which vary far less than wall time on a busy
+machine.
 """
 
 import argparse
@@ -22,11 +23,11 @@ LOADS = (
     *("full", "reload", "first_pass", "upsert", "remote", "arrow_step", "row_step", "aggregate"),
     *("full_existing", "small_reload", "small_incremental"),
 )
-# Into indexes of one server, which both sides use, each its own.
+# Into indexes of one server, which both sides use, each its own index.
 SEARCH_LOADS = ("search_full", "search_upsert")
 HERE = Path(__file__).resolve().parent.parent
 WANTED_PERCENT = 5.0
-# What a run leaves to other threads, its lines for example, is done by then.
+# By then, other threads have finished what a run left to them, such as log lines.
 _SETTLE_SECONDS = 0.3
 
 
@@ -61,12 +62,9 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# --- the two sides ---------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Turn:
-    """One load: seconds on the clock, and of CPU."""
+    """Hold one load: wall-clock seconds, and seconds of CPU."""
 
     seconds: float
     runner: float
@@ -79,7 +77,7 @@ class Turn:
 
 @dataclass
 class Measured:
-    """The turns of one load, pair by pair."""
+    """Hold the turns of one load, pair by pair."""
 
     load: str
     this: list[Turn] = field(default_factory=list)
@@ -106,7 +104,7 @@ def _quartiles(values: list[float]) -> tuple[float, float]:
 
 
 class Side:
-    """A checkout at work: it does the loads that it is told, and says what they took."""
+    """Run the requested loads in a checkout, and report what they took."""
 
     def __init__(self, name: str, checkout: Path, arguments: argparse.Namespace) -> None:
         self.revision = subprocess.run(
@@ -139,7 +137,7 @@ class Side:
 def compare(this: Side, other: Side, arguments: argparse.Namespace) -> None:
     measured = {load: Measured(load) for load in arguments.only}
     worse: list[str] = []
-    for load in arguments.only:  # warm both up
+    for load in arguments.only:  # warm up both
         this.turn(load)
         other.turn(load)
     for number in range(arguments.pairs):
@@ -154,7 +152,7 @@ def compare(this: Side, other: Side, arguments: argparse.Namespace) -> None:
 
 
 def _write(arguments: argparse.Namespace, this: str, other: str, measured: list[Measured]) -> list[str]:
-    """Written after each pair: a comparison that is cut short leaves what it has measured."""
+    """Write the report after each pair: an interrupted comparison leaves what it has measured."""
     from bench import report
 
     print(f"\n| load | CPU s, {other} | CPU s, {this} | median | middle half |\n|---|---|---|---|---|")
@@ -182,11 +180,8 @@ def _write(arguments: argparse.Namespace, this: str, other: str, measured: list[
     ]
 
 
-# --- within a checkout -----------------------------------------------------------------------------------------------
-
-
 def serve(arguments: argparse.Namespace) -> None:
-    """Do the loads that standard input names, with the code of the checkout that this process was started in."""
+    """Run the loads that standard input names, with the code of the checkout that this process was started in."""
     from bench.postgres import SCENARIOS, bench
 
     home = Path(tempfile.gettempdir()) / f"vitrina-compare-{os.environ['VITRINA_BENCH_SIDE']}"
@@ -200,7 +195,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 class Loads:
-    """The loads of the benchmark, each ready to be done again."""
+    """Hold the loads of the benchmark, each ready to be repeated."""
 
     def __init__(self, running: "object") -> None:
         from bench.scenarios import Bench
@@ -223,7 +218,7 @@ class Loads:
         return Turn(seconds, after[0] - before[0], after[1] - before[1])
 
     def _load(self, load: str) -> tuple[Callable[[], object], Callable[[], object], int]:
-        """What comes before, what is measured, and how many rows are in the mart behind it."""
+        """Return the preparation, what is measured, and how many rows the mart has afterwards."""
         from bench.cinema import FILMS
 
         bench, rows = self._bench, self._bench.cinema.rows
@@ -259,14 +254,14 @@ class Loads:
         self._bench.platform.define("films_index", FILMS, target_table=target, target_key=["id"], **fields)
 
     def _spoil(self) -> None:
-        """Every row differs. Without VACUUM FULL: a mart whose file was changed is looked at once, row by row."""
+        """Change every row. Without VACUUM FULL: a mart whose file was changed is checked once, row by row."""
         with self._bench.cinema.connect() as connection:
             connection.execute("UPDATE analytics.films_incremental SET title = 'spoiled'")
             connection.execute("VACUUM ANALYZE analytics.films_incremental")
         self._bench.platform.rewind("films_incremental", "2000-01-01 00:00:00+00")
 
     def _empty_existing(self) -> None:
-        """A mart that somebody made, with its key and another index, and nothing in it."""
+        """Create a mart by hand, with its key and another index, and without rows."""
         from bench.cinema import FILMS
 
         self._bench.platform.define("films_existing", FILMS, target_key=["id"])
@@ -299,7 +294,7 @@ def _postmaster(url: str) -> int:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of CPU of a process, of its children, and of theirs, those that have ended included."""
+    """Return the CPU seconds of a process and its descendants, including ended ones."""
     parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     tree, ticks = {pid}, 0
     while more := {child for child, found in parents.items() if found and int(found[1]) in tree} - tree:
@@ -311,7 +306,7 @@ def _cpu(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields behind the name; none of a process that is gone."""
+    """Return the fields after the name, or none for a process that has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""200 clients on 50 pipelines for a minute: `python -m bench.control_plane` (`--clients`, `--seconds`)."""
+"""Run 200 clients on 50 pipelines for a minute: `python -m bench.control_plane` (`--clients`, `--seconds`)."""
 
 import argparse
 import asyncio
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def exercise(settings: Settings, directory: Path, *, clients: int, seconds: float) -> Heard:
-    """Played against the real API; the recorded history is held against the rules before a figure is given."""
+    """Run against the real API, and check the recorded history against the rules before any figure is reported."""
     with database.connect(settings.require_database_url(), "bench") as metastore:
         _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="load", role=Role.OPERATOR)
         define_pipelines(metastore)

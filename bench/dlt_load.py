@@ -1,4 +1,4 @@
-"""Run inside dlt's own environment: content.films into analytics_dlt.films, replaced or merged."""
+"""Load content.films into analytics_dlt.films, replaced or merged, inside dlt's own environment."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Run inside the environment of elasticsearch-py: a query's rows into an index, with its own helper."""
+"""Load a query's rows into an index with the helper of elasticsearch-py, inside its environment."""
 
 import os
 import sys

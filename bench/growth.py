@@ -1,4 +1,4 @@
-"""How time and memory grow with the number of rows: the same load at ten thousand rows and at ten million."""
+"""Measure how time and memory grow with the number of rows: the same load of ten thousand and of ten million rows."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from bench.scenarios import Bench
 
 TABLE = "content.growth"
 QUERY = f"SELECT {COLUMNS} FROM {TABLE}"
-# Above this many rows one turn tells enough.
+# Above this many rows one turn is enough.
 REPEATED_ROWS = 2_000_000
 
 

@@ -1,10 +1,10 @@
-"""What a history costs beside a plain merge: `python -m bench.history` (`--rows 200000`, `--turns 5`).
+"""Measure what a history costs compared with a plain merge: `python -m bench.history` (`--rows 200000`, `--turns 5`).
 
-Two marts of one source take turns. Before each turn a tenth of the rows changes and a hundredth is new; each pipeline
-then brings that to its mart. Counted is the CPU of the run and of the server with all its processes, as the scheduler
-counts it: a run takes a third of a second, in which the hundredths of /proc/PID/stat are lost for each process. What
-goes second pays for what the first one left to write: they change places with each turn, and sums are compared. Both
-must have read as many rows: a pass reads again what was written less than a second before the one before it.
+Two marts of one source alternate. Before each turn a tenth of the rows changes and a hundredth is new; each pipeline
+then loads that into its mart. The CPU of the run and of the server with all its processes is counted, as the scheduler
+counts it: a run takes a third of a second, for which the hundredths of /proc/PID/stat are too coarse. The second of a
+pair pays for what the first one left to write, so they change places with each turn, and sums are compared. Both must
+have read as many rows: a pass reads again what was written less than a second before the previous pass.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Bench:
-    """One server, with two pipelines for each mode: one keeps a history, the other does not."""
+    """Run one server, with two pipelines for each mode: one keeps a history, the other does not."""
 
     def __init__(self, settings: Settings, metastore: Connection, admin: Connection) -> None:
         self._settings = settings
@@ -91,7 +91,7 @@ class Bench:
                 pipelines.insert(self._metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
 
     def measure(self, rows: int, turns: int) -> dict[str, float]:
-        """Give the ratio of each mode. The first turn fills the marts, and is not counted."""
+        """Return the ratio of each mode. The first turn fills the marts, and is not counted."""
         sums = {mode: {"plain": 0.0, "history": 0.0} for mode in MODES}
         for turn in range(turns + 1):
             self._admin.execute(CHANGE.format(turn=turn, new=rows // 100))
@@ -122,7 +122,7 @@ class Bench:
         return self._cpu() - before
 
     def _cpu(self) -> float:
-        """Count this process, and the server's processes, those that have ended included."""
+        """Return the CPU seconds of this process and of the server's processes, including ended ones."""
         listed = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
         ended = Path(f"/proc/{self._postmaster}/stat").read_text().rpartition(")")[2].split()[13:15]
         waited = sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
@@ -130,7 +130,7 @@ class Bench:
 
 
 def _scheduled(pid: int) -> float:
-    """Count what a process of one thread has used so far."""
+    """Return the CPU seconds that a process of one thread has used so far."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 

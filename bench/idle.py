@@ -1,4 +1,4 @@
-"""What waiting costs and how long a request waits: `python -m bench.idle` (10,000 idle pipelines, one runner)."""
+"""Measure what an idle runner costs and how long a request waits: `python -m bench.idle` (10,000 idle pipelines)."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ CREATE SCHEMA IF NOT EXISTS content; CREATE SCHEMA IF NOT EXISTS ugc;
 CREATE TABLE content.item (id int PRIMARY KEY); INSERT INTO content.item VALUES (1);
 GRANT USAGE ON SCHEMA content TO vitrina_reader; GRANT SELECT ON content.item TO vitrina_reader;
 """
-# A tenth of them is scheduled, far from now.
+# A tenth of them is scheduled, far in the future.
 DEFINE = """
 INSERT INTO etl.etl_pipelines (name, source_query, target_table, target_key, schedule_interval, next_run_at)
 SELECT 'p' || i, 'SELECT id FROM content.item', 'analytics.t' || i, '{id}',
@@ -58,7 +58,7 @@ def _cpu_seconds(admin: database.Connection, runner: int) -> dict[str, float]:
 
 
 def _wait(admin: database.Connection, number: int) -> float:
-    """By the database's clock: from the request's commit to the claim's."""
+    """Return the time from the request's commit to the claim's, by the database's clock."""
     admin.execute(
         "UPDATE etl.etl_pipelines SET status = 'RUN_REQUESTED', run_requested_at = clock_timestamp() WHERE name = %s",
         [f"p{number}"],

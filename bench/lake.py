@@ -1,4 +1,4 @@
-"""Full loads into Parquet files and Iceberg tables in a folder, against COPY written by `pyarrow.parquet`.
+"""Measure full loads into Parquet files and Iceberg tables in a folder, against COPY and `pyarrow.parquet`.
 
     python -m bench.lake [--rows 1000000] [--repeat 3] [--growth 1000000,10000000]
 
@@ -117,7 +117,7 @@ def _define(platform: Platform, name: str) -> None:
 
 
 def _reference(cinema: Cinema, path: Path) -> None:
-    """COPY in the order of the key, parsed and written as it comes."""
+    """COPY in the order of the key, parsed and written as it arrives."""
     read, written = pa.csv.ReadOptions(column_names=list(TYPES)), pa.csv.ConvertOptions(column_types=TYPES)
     with cinema.connect() as source, source.cursor().copy(f"COPY ({FILMS} ORDER BY id) TO STDOUT (FORMAT csv)") as rows:
         stream = pa.PythonFile(_Stream(rows), mode="r")
@@ -128,7 +128,7 @@ def _reference(cinema: Cinema, path: Path) -> None:
 
 
 class _Stream:
-    """What COPY gives, as a file."""
+    """Read the output of COPY as a file."""
 
     closed = False
 

@@ -1,11 +1,11 @@
-"""How soon a live target shows a commit: `python -m bench.live` writes `results/live.md`.
+"""Measure how soon a live target shows a commit: `python -m bench.live` writes `results/live.md`.
 
     python -m bench.live [--search] [--peers pgsync --bindir /usr/lib/postgresql/15/bin] [--kind opensearch-2]
 
 A cinema in one embedded server, which is source, metastore and mart; one runner process. Two hundred transactions a
-second each rename another film, and a reader looks at the target all the time: the time from the end of a COMMIT to the
-first look that shows it. Then one transaction renames many films: how long until all of them are visible. `--search`
-follows the same table into a real search server, `--peers` has pgsync follow it into the same server after us.
+second each rename another film, and a reader polls the target: the time from the end of a COMMIT to the first poll that
+shows it. Then one transaction renames many films: how long until all of them are visible. `--search` follows the same
+table into a real search server, `--peers` has pgsync follow it into the same server afterwards.
 
     python -m bench.live --idle
 
@@ -39,7 +39,7 @@ FILMS = int(os.environ.get("FILMS", "70000"))
 KEYS = int(os.environ.get("KEYS", "20000"))
 IDLE_SECONDS = float(os.environ.get("IDLE_SECONDS", "60"))
 LEAVE_SECONDS = 120.0
-# Until what a start or a load left to do is done.
+# Time for the background work that a start or a load leaves.
 SETTLE_SECONDS = 10.0
 
 ONE_TABLE = "SELECT id AS film_id, title, rating, type, creation_date FROM content.film_work"
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 class Bench:
-    """One server with a cinema, and what is measured on it."""
+    """Hold one server with a cinema, and measure on it."""
 
     def __init__(self, bindir: Path | None) -> None:
         self._bindir = bindir
@@ -77,10 +77,8 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    # --- commit to visible -----------------------------------------------------------------------------------------
-
     def measure(self, arguments: argparse.Namespace) -> None:
-        """Write what is known after each subject: a long run that is cut short leaves what it has measured."""
+        """Write the report after each subject: an interrupted run leaves what it has measured."""
         if "pgsync" in arguments.peers:
             pgsync.require_plugin(self.url)
         server = self.metastore.info.parameter_status("server_version")
@@ -145,15 +143,13 @@ class Bench:
         }
 
     def _warm_up(self, search_url: str) -> None:
-        """Fill an index once that nobody looks at: a server that has just started compiles its code first."""
+        """Fill an index once that is not measured: a server that has just started compiles its code first."""
         environment = {"ELASTICSEARCH_URL": search_url}
         self._define("film_warm_live", ONE_TABLE, "es:bench-warm")
         with self._runner(environment):
             self._await_following("film_warm_live")
             live_changes.many(self.url, IndexView(search_url, "bench-warm"), "warmingup", films=KEYS)
             self._disable("film_warm_live")
-
-    # --- the peer --------------------------------------------------------------------------------------------------
 
     def _pgsync(self, home: Path, search_url: str, notes: dict[str, object]) -> Iterator[tuple[str, Figures]]:
         peer = Peer("pgsync", pgsync.PACKAGES, home)
@@ -176,10 +172,8 @@ class Bench:
             live_changes.many(self.url, view, f"ready{way}", films=10)  # it reads everything twice before it follows
             return self._measured(view, f"pgsync{way}") | first
 
-    # --- while nothing changes -------------------------------------------------------------------------------------
-
     def measure_idle(self) -> None:
-        """Measure a runner that has nothing to do, and one that follows: the difference is the source's."""
+        """Measure a runner that has nothing to do, and one that follows: the difference is the cost of the source."""
         rows: dict[str, Figures] = {}
         with self._runner({}) as runner:
             time.sleep(SETTLE_SECONDS)
@@ -206,8 +200,6 @@ class Bench:
             "together_percent": round(ours + theirs, 2),
         }
 
-    # --- pipelines and processes -----------------------------------------------------------------------------------
-
     def _define(self, name: str, query: str, target: str) -> None:
         described = {"name": name, "source_query": query, "target_table": target, "target_key": ["film_id"]}
         definition = Definition.model_validate(described | {"mode": "live"})
@@ -215,7 +207,7 @@ class Bench:
         pipelines.request_run(self.metastore, made, trigger=Trigger.API)
 
     def _disable(self, name: str) -> None:
-        """Let nothing follow it while the next one is measured."""
+        """Disable a pipeline while the next one is measured."""
         found = pipelines.find(self.metastore, name)
         if found:
             pipelines.set_enabled(self.metastore, found["id"], False)

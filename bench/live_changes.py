@@ -1,6 +1,6 @@
-"""What the application does while `bench.live` looks, and where it looks: a mart or a search index.
+"""Change films as an application while `bench.live` polls a mart or a search index.
 
-Every title that a measurement writes begins with a word of its own, by which it is found again.
+Every title that a measurement writes begins with a unique word, by which it is found.
 """
 
 import threading
@@ -15,19 +15,19 @@ from vitrina.connectors.search.client import Missing, SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
 
 PATIENCE_SECONDS = 300.0
-# A change that is not shown so long after any other was is lost.
+# A change that is not visible this long after any other became visible is lost.
 LOST_SECONDS = 20.0
-# Between two looks. A search takes longer than a SELECT, and should not take the machine from what is measured.
+# Intervals between polls. A search takes longer than a SELECT, and should not take CPU from what is measured.
 MART_SECONDS, INDEX_SECONDS = 0.002, 0.02
 
 
 class View(Protocol):
-    """Where changed films become visible."""
+    """Define where changed films become visible."""
 
     between_looks_seconds: float
 
     def shown(self, word: str, films: Collection[str]) -> Sequence[str]:
-        """Tell which of these films have a title that begins with the word."""
+        """Return which of these films have a title that begins with the word."""
         ...
 
     def count(self, word: str) -> int: ...
@@ -36,7 +36,7 @@ class View(Protocol):
 
 
 class MartView:
-    """A mart, as its readers see it."""
+    """Poll a mart, as its readers see it."""
 
     between_looks_seconds = MART_SECONDS
 
@@ -63,7 +63,7 @@ class MartView:
 
 
 class IndexView:
-    """A search index, as searches find its documents. The prefix of a word is the same in text and keyword fields."""
+    """Poll a search index, as searches find its documents. A prefix works alike in text and keyword fields."""
 
     between_looks_seconds = INDEX_SECONDS
 
@@ -88,13 +88,13 @@ class IndexView:
         try:
             found = self._client.search(self._index, {"size": 0, "track_total_hits": True, "query": query})
         except Missing:
-            return 0  # it is made with the first document
+            return 0  # it is created with the first document
         return int(found["hits"]["total"]["value"])
 
 
 @dataclass(frozen=True)
 class Looked:
-    """How long each film took to be shown, and how many never were."""
+    """Hold how long each film took to become visible, and how many never did."""
 
     seconds: list[float]
     lost: int
@@ -102,7 +102,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Many:
-    """One transaction of many rows: how long the application's UPDATE took, and until the last row was visible."""
+    """Hold one transaction of many rows: the time of the UPDATE, and the time until the last row was visible."""
 
     update_seconds: float
     visible_seconds: float
@@ -110,7 +110,7 @@ class Many:
 
 
 def latencies(url: str, view: View, word: str, *, transactions: int, per_second: int) -> Looked:
-    """Rename a film in each transaction, and look until all of them are there, or no other comes."""
+    """Rename a film in each transaction, and poll until all of them are visible, or no other becomes so."""
     with psycopg.connect(url, autocommit=True) as session:
         rows = session.execute("SELECT id::text FROM content.film_work ORDER BY id LIMIT %s", [transactions]).fetchall()
     pending: dict[str, float] = {}
@@ -138,7 +138,7 @@ def _rename_each(url: str, word: str, films: list[str], pending: dict[str, float
 
 
 def many(url: str, view: View, word: str, *, films: int) -> Many:
-    """Rename many films in one transaction, and wait until all of them are there."""
+    """Rename many films in one transaction, and wait until all of them are visible."""
     with psycopg.connect(url, autocommit=True) as session:
         started = time.monotonic()
         session.execute(

@@ -1,12 +1,13 @@
-"""What being watched costs: `python -m bench.observability` runs the same loads with everything on and with it off.
+"""Measure what observability costs: `python -m bench.observability` runs the same loads with all of it and without.
 
-On: lines kept and written as JSON, metrics scraped every second, traces and lineage sent to a receiver. Off: none of
-it. Runs take turns, and a pair's ratio is what counts: the machine's moods strike both. A runner is started once and
-works for months: a run begins behind the first scrape. Whoever receives and scrapes is a process of its own, as a
-collector is; its CPU is in the JSON file and is not ours. CPU is that of this process and of all of Postgres, from the
-beginning of the run until its last line, span and event has left, for which the runner is stopped. "Spent on watching"
-is counted where it is spent: the threads that do nothing else, the server process of their session, and what this
-process used more than without, the stopping included. It is what is judged, and that the clock does not contradict it.
+With it, log lines are stored and written as JSON, metrics are scraped every second, traces and lineage are sent to a
+receiver. Runs alternate, and the ratio of a pair is what counts, so that changes of the machine's speed affect both. A
+runner is started once and works for months, so a run begins after the first scrape. The receiver, which also scrapes,
+is a separate process, like a collector; its CPU is in the JSON file and is not counted. CPU is that of this process and
+of all of Postgres, from the beginning of the run until its last line, span and event is sent, for which the runner is
+stopped. "Spent on watching" is the sum of the threads that do nothing else, the server process of their session, and
+what this process used in addition, including the stop. The verdict is based on it, as long as the clock does not
+contradict it.
 """
 
 import json
@@ -53,7 +54,7 @@ SELECT n, gen_random_uuid(), n % 10, 'note ' || n, now() FROM generate_series(1,
 """
 QUERY = "SELECT id, film, score, note, modified FROM content.rating"
 
-# Takes whatever comes; scrapes the port that it is told on standard input, until it is told 0.
+# Accepts any request; scrapes the port that it reads from standard input, until it reads 0.
 WATCHER = """
 import http.server, sys, threading, time, urllib.request
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -81,20 +82,20 @@ for line in sys.stdin:
     asked[0] = int(line)
 """
 
-# Threads of ours that do nothing but watch; those of the probe server have names of their own.
+# Threads of the runner that do nothing but watch; those of the probe server have other names.
 WATCHING_THREADS = ("log-lines", "notifications", "lineage", "probes", "OtelBatch", "Thread-")
 LOOKOUT_SESSION = "vitrina:lookout"
 
 
 @dataclass
 class Turn:
-    """One run: seconds on the clock, and seconds of CPU of whoever took part."""
+    """Hold one run: wall-clock seconds, and CPU seconds of the processes that took part."""
 
     seconds: float
     ours: float
     postgres: float
     watcher: float
-    watching: float  # of `ours` and `postgres`, what was used for nothing but watching
+    watching: float  # the part of `ours` and `postgres` that was used only for watching
 
     @property
     def cpu(self) -> float:
@@ -103,7 +104,7 @@ class Turn:
 
 @dataclass
 class Load:
-    """One kind of load, and its turns."""
+    """Hold one kind of load, and its turns."""
 
     name: str
     what: str
@@ -119,7 +120,7 @@ class Load:
 
     @property
     def overhead_range(self) -> tuple[float, float]:
-        """The middle half of what the median might have been: it is drawn again from the same pairs."""
+        """Return the interquartile range of the median by bootstrapping from the same pairs."""
         draw = random.Random(1)
         pairs = [(on.seconds, off.seconds) for on, off in self._pairs]
         drawn = [_percent(draw.choices(pairs, k=len(pairs))) for _ in range(1000)]
@@ -132,7 +133,7 @@ class Load:
 
     @property
     def watching_seconds(self) -> float:
-        """Of a run: of the threads that watch, and what the run's own threads used more."""
+        """Return the seconds of the threads that watch, and what the run's own threads used in addition."""
         own = statistics.median((on.ours - on.watching) - off.ours for on, off in self._pairs)
         return max(own, 0) + statistics.median(turn.watching for turn in self.on)
 
@@ -181,7 +182,7 @@ def main() -> None:
 
 
 class Watcher:
-    """The process that receives and scrapes."""
+    """Run the process that receives and scrapes."""
 
     def __enter__(self) -> "Watcher":
         self._process = subprocess.Popen(
@@ -203,7 +204,7 @@ class Watcher:
         return self._process.pid
 
     def scrape(self, port: int | None) -> None:
-        """Returns when the first figures have come."""
+        """Start scraping, and return when the first metrics have arrived."""
         self._tell(port or 0)
         assert self._line() == "scraped"
 
@@ -220,7 +221,7 @@ class Watcher:
 
 
 class Bench:
-    """Runs loads, and reads the clocks."""
+    """Run loads, and measure them."""
 
     def __init__(self, admin: database.Connection, metastore: database.Connection, watcher: Watcher) -> None:
         self._admin, self._metastore, self._watcher = admin, metastore, watcher
@@ -236,7 +237,7 @@ class Bench:
                 results.append(turn)
 
     def _turn(self, load: Load, watching: AbstractContextManager[PipelineDispatcher]) -> Turn:
-        """Into an empty mart each time."""
+        """Load into an empty mart each time."""
         self._admin.execute(f"DROP TABLE IF EXISTS analytics.{load.name}".encode())
         self._admin.execute("CHECKPOINT")
         with watching as dispatcher:
@@ -273,13 +274,13 @@ class Bench:
                 telemetry.stop()
 
     def _clocks(self) -> tuple[float, float, float]:
-        """CPU of this process, of Postgres with all its children, and of the process that receives."""
+        """Return the CPU of this process, of Postgres with all its children, and of the process that receives."""
         postgres = sum(_cpu(pid) for pid in _children(self._postmaster)) + _cpu(self._postmaster, with_children=True)
         return time.process_time(), postgres, _cpu(self._watcher.pid)
 
 
 class Watchers:
-    """What the threads that watch, and their session, use from now on."""
+    """Measure what the threads that watch, and their session, use from now on."""
 
     def __init__(self, admin: database.Connection) -> None:
         row = admin.execute(

@@ -1,4 +1,4 @@
-"""Vitrina in the benchmarks: a real metastore, a real runner in a process of its own, pipelines asked to run."""
+"""Run Vitrina in the benchmarks: a real metastore, a real runner in a separate process, requested runs."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from vitrina.store import database, pipelines, requests, runs
 
 @dataclass
 class Platform:
-    """A runner process and the means to ask it for runs."""
+    """Hold a runner process, and request runs from it."""
 
     settings: Settings
     environment: dict[str, str]
@@ -42,7 +42,7 @@ class Platform:
                 time.sleep(0.05)
 
     def restart(self) -> None:
-        """A new process, whose memory has seen nothing yet."""
+        """Start a new process with fresh memory."""
         assert self.log is not None
         self.stop()
         with self.connect() as connection:
@@ -58,7 +58,7 @@ class Platform:
         return database.connect(self.settings.require_database_url(), "vitrina:bench")
 
     def define(self, name: str, query: str | None, **fields: Any) -> None:
-        """Define a pipeline anew, with nothing remembered of an earlier one."""
+        """Define a pipeline from scratch, without the state of an earlier one."""
         definition = Definition.model_validate(
             {"name": name, "source_query": query, "target_table": f"analytics.{name}", **fields}
         )
@@ -75,7 +75,7 @@ class Platform:
             )
 
     def run(self, name: str) -> dict[str, Any]:
-        """Ask for a run and wait for its end; anything but SUCCESS stops the benchmark."""
+        """Request a run and wait for its end; any result but SUCCESS stops the benchmark."""
         with self.connect() as connection:
             row = pipelines.find(connection, name)
             assert row is not None
@@ -86,7 +86,7 @@ class Platform:
                 assert row is not None
                 if row["status"] not in ("RUN_REQUESTED", "RUNNING"):
                     break
-                # Often enough for one percent of what is measured, and not more: looking costs the same server CPU.
+                # Often enough for one percent of precision, and not more: polling costs CPU of the same server.
                 time.sleep(max(0.01, (time.monotonic() - started) / 100))
             run = runs.find_current(connection, row["id"])
             assert run is not None
@@ -95,7 +95,7 @@ class Platform:
             return run
 
     def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:
-        """Ask the runner for a comparison and wait for the report."""
+        """Request a comparison and wait for the report."""
         with self.connect() as connection:
             row = pipelines.find(connection, name)
             assert row is not None
@@ -115,7 +115,7 @@ class Platform:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def peak_memory_mb(self) -> float:
-        """The most memory that the runner has held since it was last forgotten."""
+        """Return the runner's peak memory since the last reset."""
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))

@@ -1,9 +1,10 @@
-"""One load in ranges of the key against the same load by one process: `python -m bench.parallel --rows 1000000`.
+"""Compare a load in ranges of the key with the same load by one process: `python -m bench.parallel --rows 1000000`.
 
-A row step, a copy into another database, and a key of which 90 % is in a hundredth of its values. Each pair is taken in
-turns; CPU is that of the server and of this process with everything below it. Wall times are worth something on a
-machine that does nothing else, so each line has the load average. `--growth 10000000` also compares a row of that many
-with one of `--rows`. Writes results/parallel.json and results/parallel.md; `--name other` writes other files.
+A row step, a copy into another database, and a key of which 90 % is in a hundredth of its values. The loads of a pair
+alternate; CPU is that of the server and of this process with its descendants. Wall times are meaningful only on a
+machine that does nothing else, so each line has the load average. `--growth 10000000` also compares the time per row of
+that many rows with that of `--rows`. Writes results/parallel.json and results/parallel.md; `--name other` writes other
+files.
 """
 
 import argparse
@@ -46,7 +47,7 @@ ARROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper"}
 
 @dataclass(frozen=True)
 class Case:
-    """A load that is measured."""
+    """Hold a load that is measured."""
 
     name: str
     table: str
@@ -95,7 +96,10 @@ def main() -> None:
 
 
 def _first_loads(settings: Settings, admin: "psycopg.Connection[Any]") -> float:
-    """Load a few rows both ways: a runner imports once what its workers are forked from. Return what ranges take."""
+    """Load a few rows both ways, as a runner imports once what its workers are forked from.
+
+    Return the time of ranges.
+    """
     case = Case("first", "few", ROW_STEP, options={"checkpoint_rows": FEW // 4})
     _load(settings, admin, case, 1, FEW)
     _, several, _ = _load(settings, admin, case, WORKERS, FEW)

@@ -1,4 +1,4 @@
-"""The tools that people would use instead, each from PyPI in an environment of its own, in its best configuration."""
+"""Run alternative tools, each from PyPI in a separate environment, in its best configuration."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ INGESTR = ["ingestr==1.1.22"]
 ELASTICSEARCH = ["elasticsearch>=8.19,<9", "psycopg[binary]>=3.2"]
 PACKAGES = {"dlt": DLT, "ingestr": INGESTR}
 
-# Neither keeps arrays or uuids: what they made of a film, in the film's own types again.
+# Neither keeps arrays or uuids; these expressions restore a film's own types.
 PLAIN_COLUMNS = (
     "id::uuid, title::text, rating::numeric(3,1),"
     " ARRAY(SELECT jsonb_array_elements_text(genres::jsonb)) AS genres, modified::timestamptz"
@@ -24,7 +24,7 @@ PLAIN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool in its own virtual environment."""
+    """Represent a tool in its own virtual environment."""
 
     name: str
     packages: list[str]
@@ -56,7 +56,7 @@ class Peer:
 
 
 def dlt_load(peer: Peer, cinema: Cinema, disposition: str) -> None:
-    """dlt with the pyarrow backend; `merge` uses the upsert strategy."""
+    """Run dlt with the pyarrow backend; `merge` uses the upsert strategy."""
     peer.call(
         [str(peer.bin / "python"), str(HERE / "dlt_load.py"), disposition],
         SOURCE_URL=cinema.admin_url,
@@ -69,7 +69,7 @@ def dlt_load(peer: Peer, cinema: Cinema, disposition: str) -> None:
 def ingestr_load(
     peer: Peer, cinema: Cinema, target: Cinema, *, source_table: str, target_table: str, strategy: str, key: str
 ) -> None:
-    """ingestr: array columns are declared json, because it drops them otherwise."""
+    """Run ingestr; array columns are declared json, because it drops them otherwise."""
     peer.call(
         [
             str(peer.bin / "ingestr"),
@@ -87,7 +87,7 @@ def ingestr_load(
 
 
 def streaming_bulk(peer: Peer, cinema: Cinema, search_url: str, query: str) -> None:
-    """The official client's helper, fed from a server-side cursor."""
+    """Run the official client's helper, fed from a server-side cursor."""
     peer.call(
         [str(peer.bin / "python"), str(HERE / "elasticsearch_load.py"), query],
         SOURCE_URL=cinema.admin_url,

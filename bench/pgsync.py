@@ -1,8 +1,8 @@
-"""pgsync as a peer of live mode: from PyPI in an environment of its own, with a Redis of its own, for the same table.
+"""Run pgsync as a peer of live mode: from PyPI in a separate environment, with its own Redis, for the same table.
 
-It has two ways to follow: `--daemon` (triggers, NOTIFY, Redis; the one that its documentation describes) and `--wal`
-(the replication log alone, which loads nothing first: its index begins empty). Both are measured.
-`scripts/install-system-packages redis` brings the server. The source needs `test_decoding`, which is in Debian's
+It has two modes: `--daemon` (triggers, NOTIFY, Redis; the one that its documentation describes) and `--wal` (the
+replication log alone, without an initial load: its index begins empty). Both are measured.
+`scripts/install-system-packages redis` installs the server. The source needs `test_decoding`, which is in Debian's
 packages of PostgreSQL and not in the embedded one.
 """
 
@@ -31,7 +31,7 @@ START_SECONDS, LEAVE_SECONDS = 120.0, 30.0
 
 @dataclass(frozen=True)
 class Pgsync:
-    """One database that is followed into one index."""
+    """Follow one database into one index."""
 
     peer: Peer
     database_url: str
@@ -43,7 +43,7 @@ class Pgsync:
 
     @contextmanager
     def following(self, way: str) -> Iterator[None]:
-        """Bring triggers and slot into the database, follow, and take both away again."""
+        """Create triggers and slot in the database, follow, and remove both."""
         folder = self.peer.home / f"pgsync-{way}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -59,7 +59,7 @@ class Pgsync:
             self._call(folder, "bootstrap", "--teardown")
 
     def _await_slot(self) -> None:
-        """Wait until it reads the log: what is committed before, it never sees."""
+        """Wait until it reads the log: it never sees what is committed before."""
         end = time.monotonic() + START_SECONDS
         reads = "SELECT FROM pg_replication_slots WHERE plugin = 'test_decoding' AND active"
         with psycopg.connect(self.database_url, autocommit=True) as session:
@@ -118,7 +118,7 @@ class Pgsync:
             "REDIS_HOST": "127.0.0.1",
             "REDIS_PORT": str(self.redis_port),
             "ELASTICSEARCH_URL": self.search_url,
-            # Its client for Elasticsearch asks for GET /, which the distribution that we test with does not have.
+            # Its client for Elasticsearch requests GET /, which the tested distribution does not have.
             "OPENSEARCH": "true",
             "CHECKPOINT_PATH": str(folder),
         }
@@ -138,7 +138,7 @@ def require_plugin(database_url: str) -> None:
 
 @contextmanager
 def redis() -> Iterator[int]:
-    """Run a Redis server that keeps nothing, and give its port."""
+    """Run a Redis server without persistence, and yield its port."""
     program = shutil.which("redis-server")
     if program is None:
         raise SystemExit("pgsync needs redis-server: run scripts/install-system-packages redis")

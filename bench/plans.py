@@ -1,8 +1,8 @@
-"""A plan of a million rows against a reload in which nothing changed.
+"""Compare a plan of a million rows with a reload in which nothing changed.
 
     python -m bench.plans [--rows 1000000] [--repeat 3]
 
-Checked on the way: the plan counts what the next run reports, and the mart's counters, file and size stay as they were.
+Also checked: the plan counts what the next run reports, and the mart's counters, file and size do not change.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _state(measured: Bench) -> tuple[Any, ...]:
 
 
 def plan(measured: Bench, name: str) -> dict[str, Any]:
-    """Ask the runner and wait for the plan."""
+    """Request a plan from the runner and wait for it."""
     with measured.platform.connect() as connection:
         row = pipelines.find(connection, name)
         if row is None:

@@ -1,9 +1,9 @@
-"""Postgres marts against hand-written SQL and the tools that people would use instead.
+"""Compare Postgres marts with hand-written SQL and with alternative tools.
 
     python -m bench.postgres [--rows 1000000] [--repeat 3] [--peers dlt,ingestr] [--only full,rerun,...]
     python -m bench.postgres --setting hard [--bindir /usr/lib/postgresql/15/bin]
 
-Ours and the reference take turns in one run, results are compared with the source, and the table shows medians.
+Vitrina and the reference alternate in one run, results are compared with the source, and the table shows medians.
 """
 
 import argparse
@@ -41,13 +41,13 @@ from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.store.migrate import migrate
 
-# Real settings of a small server; the data is thrown away, so fsync may stay off for both sides alike.
+# Realistic settings of a small server; the data is discarded, so fsync may stay off for both sides alike.
 SERVER = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min", "autovacuum": "off"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the servers and the data are like, and what is wanted there."""
+    """Describe the servers, the data, and the goals."""
 
     server: Mapping[str, str]
     padding: int = 0
@@ -56,7 +56,7 @@ class Setting:
 
 SETTINGS = {
     "friendly": Setting(SERVER),
-    # What is committed is on the disk, a log that replicas and live pipelines can read, and 300 bytes a row.
+    # Durable commits, a log that replicas and live pipelines can read, and 300 bytes a row.
     "hard": Setting(
         SERVER | {"fsync": "on", "full_page_writes": "on", "wal_level": "logical"},
         padding=160,

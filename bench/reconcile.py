@@ -1,8 +1,8 @@
-"""Reconciling a million rows: against a hand-written md5 aggregate of both sides, and while the source is written to.
+"""Reconcile a million rows: compared with a hand-written md5 aggregate of both sides, and under write load.
 
     python -m bench.reconcile [--rows 1000000] [--repeat 3] [--alarms 20]
 
-Checked on the way: seven kinds of differences are found and repaired, and no run under write load raises a false alarm.
+Also checked: seven kinds of differences are found and repaired, and no run under write load raises a false alarm.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from bench.postgres import bench
 from bench.report import Line, timed, write
 from bench.scenarios import INCREMENTAL, Bench
 
-# A quarter of the speed of the aggregate is what we promise.
+# The promise is a quarter of the speed of the aggregate.
 WANTED = 0.25
 SPOILS = {
     "changed": "UPDATE {} SET title = 'Changed' WHERE id = md5('1')::uuid",
@@ -39,7 +39,7 @@ def main() -> None:
         lines = [_same_database(measured), _other_server(measured)]
         told = {"rows": arguments.rows, "runner_peak_memory_mb": round(measured.platform.peak_memory_mb())}
         told |= _find_and_repair(measured)
-        write("reconcile", lines, told)  # so that it is there whatever becomes of the rest
+        write("reconcile", lines, told)  # written first, in case the rest fails
         told |= _no_false_alarm(measured, arguments.alarms, arguments.moving_rows)
     write("reconcile", lines, told)
 
@@ -82,7 +82,7 @@ def _measure(measured: Bench, where: str, name: str, target_sum: Any) -> Line:
 
 
 def _aggregate(url: str, table: str) -> Any:
-    """What people write by hand: tells that something differs, not what."""
+    """Compute a hand-written aggregate, which shows that something differs, not what."""
     with psycopg.connect(url, autocommit=True) as connection:
         statement = f"""
             SELECT count(*), sum(('x' || left(md5(ROW({COLUMNS})::text), 15))::bit(60)::bigint)::text FROM {table}
@@ -107,7 +107,7 @@ def _expect(report: dict[str, Any], **wanted: int) -> None:
 
 
 def _no_false_alarm(measured: Bench, runs: int, rows: int) -> dict[str, object]:
-    """Writers, passes and comparisons at once."""
+    """Run writers, passes and comparisons at once."""
     with measured.cinema.connect() as connection:
         connection.execute(f"CREATE TABLE content.live AS SELECT * FROM content.films LIMIT {rows}")
         connection.execute("ALTER TABLE content.live ADD PRIMARY KEY (id)")

@@ -1,8 +1,8 @@
-"""Reconciling a search index: against a hand-written reading of both sides with an md5 of each row and document.
+"""Reconcile a search index: compared with a hand-written md5 of each row and document.
 
     python -m bench.reconcile_search [--kind elasticsearch-8] [--rows 1000000] [--repeat 1]
 
-Checked on the way: seven kinds of differences are found and repaired, and the number of documents after a refresh.
+Also checked: seven kinds of differences are found and repaired, and the number of documents after a refresh.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
 
 
 def _by_hand(measured: Bench, client: SearchClient) -> None:
-    """Tells how many there are and a sum of each side; the two sums cannot even be compared."""
+    """Compute the number and a sum of each side; the two sums cannot even be compared."""
     client.refresh(INDEX)
     pages = client.scroll(INDEX, {"size": 2000})
     documents = sum(_md5(orjson.dumps(hit["_source"])) > 0 for hits in pages for hit in hits)

@@ -1,4 +1,4 @@
-"""What a careful person would write by hand for the same work: the references of every ratio."""
+"""Do the same work with careful hand-written code: the references of every ratio."""
 
 import psycopg
 
@@ -9,7 +9,7 @@ ASSIGNMENTS = ", ".join(f"{name} = excluded.{name}" for name in ("title", "ratin
 
 
 def fresh_table(cinema: Cinema, query: str = FILMS, table: str = "analytics.reference", key: str = "id") -> None:
-    """A new table, and its primary key when the rows are in."""
+    """Create a new table, and its primary key when the rows are in."""
     with cinema.connect() as connection:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute(f"CREATE TABLE {table} AS {query}")
@@ -21,7 +21,7 @@ def aggregate(cinema: Cinema) -> None:
 
 
 def anti_join(cinema: Cinema) -> None:
-    """Reload by comparing: delete what left, update what differs, insert what is new."""
+    """Reload by comparison: delete what left, update what differs, insert what is new."""
     others = ("title", "rating", "genres", "modified")
     old, new = (", ".join(f"{alias}.{name}" for name in others) for alias in ("r", "s"))
     with cinema.connect() as connection, connection.transaction():
@@ -41,7 +41,7 @@ def anti_join(cinema: Cinema) -> None:
 
 
 def batched_upsert(cinema: Cinema) -> None:
-    """INSERT .. SELECT .. ON CONFLICT by the cursor, a batch at a time, each its own transaction."""
+    """Run INSERT .. SELECT .. ON CONFLICT by the cursor, in batches with a transaction each."""
     last: tuple[str, str] | None = ("-infinity", "00000000-0000-0000-0000-000000000000")
     with cinema.connect() as connection:
         while last is not None:
@@ -59,7 +59,7 @@ def batched_upsert(cinema: Cinema) -> None:
 
 
 def copy_across(cinema: Cinema, target_url: str, query: str = FILMS) -> None:
-    """COPY from one server into a fresh table on another, primary key afterwards."""
+    """COPY from one server into a fresh table on another, and add the primary key afterwards."""
     with cinema.connect() as source, psycopg.connect(target_url, autocommit=True) as target:
         target.execute("DROP TABLE IF EXISTS analytics.reference")
         target.execute(
@@ -76,7 +76,7 @@ def copy_across(cinema: Cinema, target_url: str, query: str = FILMS) -> None:
 
 
 def python_loop(cinema: Cinema) -> None:
-    """COPY out, one Python function a row, COPY in: the least that a row-wise program can do."""
+    """COPY out, call one Python function per row, COPY in: the least that a row-wise program can do."""
     with cinema.connect() as source, cinema.connect() as target:
         target.execute("DROP TABLE IF EXISTS analytics.reference_loop")
         target.execute(f"CREATE TABLE analytics.reference_loop AS {FILMS} LIMIT 0")

@@ -1,4 +1,4 @@
-"""Results: medians, ratios, a JSON file for machines and a Markdown table for people."""
+"""Report results: medians, ratios, a JSON file for machines and a Markdown table for readers."""
 
 import json
 import os
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass
 class Line:
-    """One row of the table: our time, and the reference's time measured in turns with it."""
+    """Hold one row of the table: our time, and the reference's time measured alternately."""
 
     work: str
     reference: str
@@ -26,7 +26,7 @@ class Line:
 
     @property
     def ratio(self) -> float:
-        """How fast we are in units of the reference's speed, median of the pairs."""
+        """Return our speed in units of the reference's speed, as the median of the pairs."""
         return statistics.median(t / o for o, t in zip(self.ours, self.theirs, strict=True))
 
     @property
@@ -44,12 +44,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Size:
-    """One route at one size: median times, and the most memory that the runner held in the last turn."""
+    """Hold one route at one size: median times, and the runner's peak memory in the last turn."""
 
     route: str
     rows: int
     seconds: float
-    reference_seconds: float  # of hand-written SQL: servers grow slower with size, too
+    reference_seconds: float  # of hand-written SQL: servers get slower with size, too
     peak_memory_mb: float
 
     def microseconds_per_row(self, seconds: float) -> float:
@@ -81,7 +81,7 @@ def machine() -> dict[str, object]:
 
 
 def write(name: str, lines: list[Line], extra: dict[str, object], sizes: Sequence[Size] = ()) -> Path:
-    """Written after each scenario: a long run that is cut short leaves what it has measured."""
+    """Write the report after each scenario: an interrupted run leaves what it has measured."""
     RESULTS.mkdir(exist_ok=True)
     described = machine() | extra
     measured = {
@@ -100,7 +100,7 @@ def write(name: str, lines: list[Line], extra: dict[str, object], sizes: Sequenc
 
 
 def write_figures(name: str, title: str, intro: str, figures: Mapping[str, object]) -> None:
-    """For a benchmark that has a few figures of its own; prints what it writes."""
+    """Write and print the report of a benchmark that has a few figures of its own."""
     RESULTS.mkdir(exist_ok=True)
     described = machine()
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": described, "figures": figures}, indent=2) + "\n")
@@ -114,7 +114,7 @@ def write_figures(name: str, title: str, intro: str, figures: Mapping[str, objec
 def write_table(
     name: str, title: str, intro: str, rows: Mapping[str, Mapping[str, object]], notes: Mapping[str, object]
 ) -> None:
-    """For a benchmark that measures the same of several subjects, a row for each; prints what it writes."""
+    """Write and print the report of a benchmark that measures several subjects, one row for each."""
     RESULTS.mkdir(exist_ok=True)
     described = machine() | notes
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": described, "figures": rows}, indent=2) + "\n")

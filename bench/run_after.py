@@ -1,4 +1,4 @@
-"""How soon a pipeline runs after another one, at rest: `python -m bench.run_after` (`--waves`)."""
+"""Measure how soon a pipeline runs after another one, at rest: `python -m bench.run_after` (`--waves`)."""
 
 import argparse
 import statistics
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def measure(metastore: Connection, settings: Settings, directory: Path, waves: int) -> list[float]:
-    """Milliseconds from the upstream's end to the moment at which the downstream is RUNNING, by the server's clock."""
+    """Return milliseconds from the upstream's end until the downstream is RUNNING, by the server's clock."""
     upstream = define(metastore, "upstream")
     define(metastore, "downstream", run_after=["upstream"])
     with runner_process(settings, directory):

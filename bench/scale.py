@@ -1,6 +1,6 @@
-"""A large metastore: `python -m bench.scale` (50,000 pipelines, 5,000,000 runs; `--pipelines`, `--runs`, `--rounds`).
+"""Measure a large metastore: `python -m bench.scale` (50,000 pipelines, 5,000,000 runs; `--pipelines`, `--runs`).
 
-CPU is that of the server's session and of the process that asks, together, from the scheduler's own account.
+CPU is that of the server's session and of the client process together, from the scheduler's own account.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SERVER = {"autovacuum": "off", "max_wal_size": "8GB", "maintenance_work_mem": "5
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs, over several."""
+    """Hold what one call costs, over several."""
 
     cpu_ms: float
     p50_ms: float
@@ -77,15 +77,12 @@ INTRO = (
 )
 
 
-# --- the metastore -------------------------------------------------------------------------------------------------
-
-
 def fill(settings: Settings, many_pipelines: int, many_runs: int) -> float:
     started = time.perf_counter()
     with as_admin(settings) as admin:
         for name in re.findall(r"CREATE INDEX (\w+)", INDEXES):
             admin.execute(f"DROP INDEX etl.{name}".encode())
-        # Built behind the rows, which is several times faster.
+        # Built after the rows are inserted, which is several times faster.
         kept = admin.execute(
             "SELECT indexdef, indexname FROM pg_indexes WHERE schemaname = 'etl' AND tablename = 'etl_runs'"
             " AND indexname <> 'etl_runs_pkey'"
@@ -100,7 +97,7 @@ def fill(settings: Settings, many_pipelines: int, many_runs: int) -> float:
 
 
 def build_indexes(settings: Settings) -> float:
-    """As the migration does."""
+    """Build the indexes as the migration does."""
     with as_admin(settings) as admin:
         started = time.perf_counter()
         admin.execute(INDEXES.encode())
@@ -114,10 +111,8 @@ def as_admin(settings: Settings) -> Connection:
     return database.connect(settings.admin_url.get_secret_value(), "bench")
 
 
-# --- statements ----------------------------------------------------------------------------------------------------
-
 Work = Callable[[Connection], object]
-# Older than anything: what a round costs that finds nothing to do, as almost all do.
+# Older than any row: the cost of a round that finds nothing to do, as almost all rounds do.
 _DAYS = 3650
 
 
@@ -173,7 +168,7 @@ def measure_statements(settings: Settings, works: dict[str, Work], *, rounds: in
 
 
 def measure(work: Callable[[], object], pids: Sequence[int], rounds: int) -> Cost:
-    work()  # caches and plans are warm
+    work()  # warms caches and plans
     used, times = cpu_seconds(pids), []
     for _ in range(rounds):
         started = time.perf_counter()
@@ -185,7 +180,7 @@ def measure(work: Callable[[], object], pids: Sequence[int], rounds: int) -> Cos
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """What the processes have used, all their threads."""
+    """Return the CPU seconds of the processes, including all threads."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -194,11 +189,8 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return total / 1e9
 
 
-# --- monitoring ----------------------------------------------------------------------------------------------------
-
-
 def measure_scrapes(settings: Settings, *, rounds: int) -> dict[str, object]:
-    """One that sums up the pipelines without a label of their own, and those that have that kept."""
+    """Measure a scrape that sums up the pipelines without their own label, and later ones that use the kept sum."""
     with database.connect(settings.require_database_url(), "bench") as connection:
 
         @contextmanager
@@ -219,8 +211,6 @@ def measure_scrapes(settings: Settings, *, rounds: int) -> dict[str, object]:
         "its share of a scrape every 15 s": f"{share:.1f} ms CPU",
     }
 
-
-# --- the API -------------------------------------------------------------------------------------------------------
 
 PATHS = {
     "GET /pipelines": "/api/v1/pipelines?limit=100",
@@ -251,7 +241,7 @@ def measure_api(settings: Settings, directory: Path, *, rounds: int) -> dict[str
 
 
 def _get(client: http.client.HTTPConnection, path: str, secret: str) -> bytes:
-    """The body as it travels; it is looked at whether it is one."""
+    """Return the body as it was sent, after checking that it can be parsed."""
     client.request("GET", path, headers={"Authorization": f"Bearer {secret}", "Accept-Encoding": "gzip"})
     answer = client.getresponse()
     body = answer.read()

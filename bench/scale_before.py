@@ -1,4 +1,4 @@
-"""The statements that `bench.scale` holds the present ones against: from before the indexes of migration 0016."""
+"""Hold the statements from before the indexes of migration 0016, for comparison in `bench.scale`."""
 
 PRUNE = """
 DELETE FROM etl.etl_runs r

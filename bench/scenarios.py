@@ -1,4 +1,4 @@
-"""What is measured, and against what: each scenario yields lines of the table."""
+"""Define what is measured, and against what: each scenario yields lines of the table."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ PEERS = tuple(peers.PACKAGES)
 
 @dataclass
 class Bench:
-    """The platform, the cinema and the second server, and the scenarios that measure them."""
+    """Hold the platform, the cinema and the second server, and run the scenarios."""
 
     cinema: Cinema
     platform: Platform
@@ -45,12 +45,10 @@ class Bench:
     goals: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def warm_up(self) -> None:
-        """Memory that a new server touches for the first time costs more than the work that is measured."""
+        """Touch the server's memory: the first access costs more than the work that is measured."""
         references.fresh_table(self.cinema)
         self.load_films()
         references.copy_across(self.cinema, self.remote.admin_url)
-
-    # --- against hand-written SQL --------------------------------------------------------------------------------
 
     def full(self) -> Iterator[Line]:
         yield self.compare(FULL, FRESH_TABLE, 0.6, self.load_films, lambda: references.fresh_table(self.cinema))
@@ -96,7 +94,7 @@ class Bench:
         self.check(FILMS, "TABLE analytics.films_remote", where=self.remote)
 
     def arrow_step(self) -> Iterator[Line]:
-        """Within one database, so that the only difference is the step."""
+        """Measure within one database, so that the only difference is the step."""
         without = lambda: self._load_through([], "films_carried")  # noqa: E731
         step = lambda: self._load_through(["bench_upper"], "films_upper")  # noqa: E731
         yield self.compare("one Arrow step in the way", "the same without it", 0.8, step, without)
@@ -107,8 +105,6 @@ class Bench:
         loop = lambda: references.python_loop(self.cinema)  # noqa: E731
         yield self.compare(ROW_STEP, PYTHON_LOOP, 0.4, step, loop)
         self.check(CAPITALS, "TABLE analytics.films_upper_rows")
-
-    # --- against the tools that people would use instead -----------------------------------------------------------
 
     def dlt(self) -> Iterator[Line]:
         peer = self.peer("dlt")
@@ -165,8 +161,6 @@ class Bench:
         found.install()
         return found
 
-    # --- our side ------------------------------------------------------------------------------------------------
-
     def load_films(self) -> None:
         self.cinema.drop("analytics.films")
         self.platform.define("films", FILMS, target_key=["id"])
@@ -178,7 +172,7 @@ class Bench:
         self.platform.run("films_incremental")
 
     def spoil_incremental(self) -> None:
-        """Every row differs from the source, here and in the reference's table, and is to be read again."""
+        """Make every row differ from the source, here and in the reference's table, so that it is read again."""
         self.cinema.spoil("analytics.reference")
         self.cinema.spoil("analytics.films_incremental")
         self.platform.rewind("films_incremental", "2000-01-01 00:00:00+00")
@@ -206,7 +200,7 @@ class Bench:
         self.platform.run(name)
 
     def _load_through(self, steps: list[str], name: str) -> None:
-        """Through the runner, whether a step looks at the rows or not."""
+        """Load through the runner, with or without a step."""
         self.cinema.drop(f"analytics.{name}")
         tasks: list[dict[str, Any]] = [{"order_index": 0, "task_type": "SQL", "body": FILMS}]
         tasks += [
@@ -219,8 +213,6 @@ class Bench:
         self.platform.define(name, None if steps else FILMS, **fields)
         self.platform.run(name)
 
-    # --- measuring -----------------------------------------------------------------------------------------------
-
     def compare(
         self,
         work: str,
@@ -231,7 +223,7 @@ class Bench:
         *,
         before: Callable[[], object] = lambda: None,
     ) -> Line:
-        """Ours and theirs in turns, so that a change of the machine's mood meets both."""
+        """Run both alternately, so that a change of the machine's speed affects both."""
         line = Line(work, reference, self.cinema.rows, self.goals.get((work, reference), wanted))
         for _ in range(self.repeat):
             before()
@@ -243,7 +235,7 @@ class Bench:
     def _measure(
         self, work: str, peer: str, wanted: float | None, ours: Callable[[], object], theirs: Callable[[], object]
     ) -> Line:
-        """Theirs alone when ours has been measured in this run."""
+        """Run only the peer if ours has been measured in this run."""
         if work not in self.times:
             self.times[work] = [timed(ours) for _ in range(self.repeat)]
         line = Line(work, peer, self.cinema.rows, self.goals.get((work, peer), wanted), self.times[work])

@@ -1,11 +1,11 @@
-"""Documents per second into a search server, against `_bulk` of ready-made NDJSON and the official client's helper.
+"""Measure documents per second into a search server, against `_bulk` of prepared NDJSON and the client's helper.
 
     python -m bench.search_bulk [--kind elasticsearch-8] [--documents 100000] [--rows 200000] [--repeat 3]
 
 First the writer alone: Arrow batches through our documents and bulk engine, new and existing documents, `update` and
 `index`. Then whole runs from Postgres, with the runner's peak memory for a quarter of the rows and for all of them.
-Both sides of each line use the same server, number of connections and request sizes, in turns. The first turn of each
-does not count: the server compiles its code in it, and takes up to three times as long.
+Both sides of each line use the same server, number of connections and request sizes, alternately. The first turn of
+each does not count: the server compiles its code in it, and takes up to three times as long.
 """
 
 import argparse
@@ -73,9 +73,6 @@ def main() -> None:
     print(path.read_text())
 
 
-# --- the writer alone ---------------------------------------------------------------------------------------------
-
-
 def _writer_lines(client: SearchClient, batches: list[pa.RecordBatch], repeat: int) -> list[Line]:
     documents = sum(batch.num_rows for batch in batches)
     lines = {
@@ -98,7 +95,7 @@ def _writer_lines(client: SearchClient, batches: list[pa.RecordBatch], repeat: i
 
 @dataclass
 class Time:
-    """What one side took so far."""
+    """Hold what one side took so far."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -111,7 +108,7 @@ class Time:
 
 
 def _race(client: SearchClient, batches: list[pa.RecordBatch], action: Action) -> tuple[Time, Time]:
-    """Slice by slice, each side into its own index and each first in turn: whatever else the machine does hits both."""
+    """Measure slice by slice, each side into its own index and each first in turn: other load affects both."""
     ready_made, ours = Time(), Time()
     numbered = list(enumerate(batches))
     for turn, start in enumerate(range(0, len(numbered), SLICE_BATCHES)):
@@ -141,15 +138,15 @@ def _send_ours(client: SearchClient, part: list[tuple[int, pa.RecordBatch]], act
 
 
 def _send_ready_made(client: SearchClient, bodies: list[bytes]) -> None:
-    """The best that a hand-written loader could do: bodies made beforehand, sent by as many threads."""
+    """Send prepared bodies with as many threads, the best that a hand-written loader could do."""
     with ThreadPoolExecutor(Limits().in_flight) as threads:
         statuses = list(threads.map(lambda body: client.bulk(READY_MADE, body).status, bodies))
-    if set(statuses) != {200}:  # a request that failed costs no time, and would make this side look fast
+    if set(statuses) != {200}:  # a failed request takes no time, and would make this side look fast
         raise SystemExit("the server did not take a bulk request")
 
 
 def _bodies(part: list[tuple[int, pa.RecordBatch]], action: Action, types: dict[str, str]) -> list[bytes]:
-    """As many requests as the engine makes of a batch, so that both sides send the same."""
+    """Build as many requests as the engine makes of a batch, so that both sides send the same."""
     encoder = _encoder(types, action)
     bodies = []
     for number, batch in part:
@@ -202,9 +199,6 @@ def _batches(documents: int) -> Iterator[pa.RecordBatch]:
         )
 
 
-# --- whole runs from Postgres -------------------------------------------------------------------------------------
-
-
 def _whole_runs(
     arguments: argparse.Namespace, platform: Platform, cinema: Cinema, client: SearchClient, url: str
 ) -> tuple[dict[str, object], list[Line]]:
@@ -252,7 +246,7 @@ def _into(index: str) -> dict[str, object]:
 
 
 def _ready_made_films(cinema: Cinema) -> list[bytes]:
-    """The same rows in the same form as the runner reads them, as the action that a new index costs the least by."""
+    """Build the same rows in the form in which the runner reads them, with the cheapest action for a new index."""
     import adbc_driver_postgresql.dbapi as adbc
 
     query = (

@@ -1,8 +1,8 @@
-"""What one `json` column costs under `update`: documents per second with it, and with the same text in a text column.
+"""Measure what one `json` column costs under `update`, compared with the same text in a text column.
 
     python -m bench.search_objects [--kind elasticsearch-8] [--documents 50000]
 
-`update` merges objects, so documents that have one are answered with it, and sent again where it has lost a member.
+`update` merges objects, so documents that have one are returned with it, and sent again if it has lost a member.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from vitrina.connectors.search.documents import DocumentEncoder
 from vitrina.embedded import search_server
 
 BATCH_ROWS = 10_000
-# The column as an object that is kept, and as text that is kept: neither is indexed.
+# The column as a stored object, and as stored text: neither is indexed.
 SIDES = {
     "object": {"type": "object", "enabled": False},
     "text": {"type": "keyword", "index": False, "doc_values": False},
@@ -60,7 +60,7 @@ def _prepare(client: SearchClient) -> None:
 
 
 def _race(client: SearchClient, documents: int, payload: Callable[[int], dict[str, Any]]) -> dict[str, float]:
-    """Batch by batch, each side first in turn: whatever else the machine does hits both."""
+    """Measure batch by batch, each side first in turn: other load affects both."""
     engines = {side: BulkEngine(client, f"bench-{side}.w") for side in SIDES}
     seconds = dict.fromkeys(SIDES, 0.0)
     for turn, batch in enumerate(_batches(documents, payload)):

@@ -1,4 +1,4 @@
-"""A PostgreSQL with a migrated metastore for benchmarks, and what its processes cost."""
+"""Run a PostgreSQL with a migrated metastore for benchmarks, and measure its processes."""
 
 import os
 import tempfile
@@ -19,7 +19,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 def prepared(
     server_settings: Mapping[str, str] | None = None, *, bindir: Path | None = None
 ) -> Iterator[tuple[Settings, Path]]:
-    """Settings of a metastore of its own, and a directory for logs; both are gone after the block."""
+    """Yield settings of a separate metastore, and a directory for logs; both are removed after the block."""
     with TemporaryServer(bindir, settings=server_settings) as server, tempfile.TemporaryDirectory() as directory:
         settings = Settings(
             database_url=SecretStr(server.urls.app),
@@ -33,20 +33,20 @@ def prepared(
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far."""
+    """Return the CPU seconds that a process has used so far."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def parent(pid: int) -> int:
-    """The process that started this one: of a session, its server."""
+    """Return the parent process: for a session, its server."""
     return int(_stat(pid)[1])
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """What a process and those under it have used so far, those that have ended among them."""
+    """Return the CPU seconds of a process and its descendants so far, including ended ones."""
     try:
-        # First: what a child has used that ends now is in the figures of its parent.
+        # Children first: the time of a child that ends now is added to that of its parent.
         children = sum(tree_cpu_seconds(child) for child in _children(pid))
         ended = sum(map(int, _stat(pid)[13:15])) / _TICKS_PER_SECOND
         return children + ended + cpu_seconds(pid)
@@ -60,5 +60,5 @@ def _children(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on, which is the third."""
+    """Return the fields of /proc/PID/stat starting from the state, which is the third."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

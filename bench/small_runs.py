@@ -1,9 +1,9 @@
-"""What a run over 300 rows costs: `python -m bench.small_runs` (`--runs 40`, `--pairs 9`, `--statements`).
+"""Measure what a run over 300 rows costs: `python -m bench.small_runs` (`--runs 40`, `--pairs 9`, `--statements`).
 
-One runner keeps its sessions, the other opens new ones for each run; they take turns on one PostgreSQL. Counted are the
-CPU of the runner and of the server with all its processes and the log's flushes to disk, less what the same time at
-rest costs; and, with kept sessions, on a server that logs them, the statements of a run and the commits that write.
-`--statements` prints the statements of one run of each kind instead.
+One runner keeps its sessions, the other opens new ones for each run; they alternate on one PostgreSQL. The CPU of the
+runner and of the server with all its processes and the log's flushes to disk are counted, less what the same time costs
+at rest. With kept sessions, on a server that logs them, the statements of a run and the commits that write are counted
+too. `--statements` prints the statements of one run of each kind instead.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Of the application, and of a superuser."""
+    """Hold sessions of the application, and of a superuser."""
 
     metastore: Connection
     admin: Connection
@@ -87,11 +87,8 @@ def define(sessions: Sessions) -> None:
         pipelines.insert(sessions.metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
 
 
-# --- one run ---------------------------------------------------------------------------------------------------------
-
-
 def run(sessions: Sessions, name: str) -> None:
-    """Change ten rows, ask for a run, and wait for its end."""
+    """Change ten rows, request a run, and wait for its end."""
     sessions.admin.execute(
         "UPDATE content.small SET name = name || '.', updated_at = now() WHERE id IN"
         " (SELECT 1 + (random() * 299)::int FROM generate_series(1, 10))"
@@ -117,12 +114,9 @@ def _ended(sessions: Sessions, name: str) -> int:
     return int(row["done"])
 
 
-# --- measuring -------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Cost:
-    """Of one run, in milliseconds of CPU and in flushes of the log."""
+    """Hold the cost of one run, in milliseconds of CPU and in flushes of the log."""
 
     runner: float
     postgres: float
@@ -142,7 +136,7 @@ def measure(sessions: Sessions, settings: Settings, directory: Path, runs: int, 
         for kept in sorted(KEPT, reverse=bool(pair % 2)):
             with runner_process(settings, directory, VITRINA_KEEP_SESSIONS_SECONDS=KEPT[kept]) as process:
                 for kind in PIPELINES:
-                    run(sessions, kind)  # imports, and the mart on the first one
+                    run(sessions, kind)  # imports, and the mart of the first one
                     found[kind, kept].append(_cost(sessions, process.pid, kind, runs))
     return found
 
@@ -152,7 +146,7 @@ def _cost(sessions: Sessions, runner: int, kind: str, runs: int) -> Cost:
     own = [connection.info.backend_pid for connection in (sessions.metastore, sessions.admin)]
 
     def used() -> tuple[float, float, int]:
-        # What the benchmark itself asks for is not the platform's.
+        # Excludes the statements of the benchmark itself.
         return cpu_seconds(runner), _tree(postmaster) - sum(map(cpu_seconds, own)), _flushes(sessions)
 
     before = used()
@@ -170,7 +164,7 @@ def _postmaster(sessions: Sessions) -> int:
 
 
 def _tree(postmaster: int) -> float:
-    """The server, its children, and those that have ended."""
+    """Return the CPU of the server and its children, including ended ones."""
     children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
     return _with_ended(postmaster) + sum(_quietly(cpu_seconds, int(child)) for child in children)
 
@@ -208,9 +202,6 @@ def write(found: Costs, counted: dict[str, tuple[int, int]], runs: int) -> None:
     write_figures("small_runs", "Small runs", "A run over 300 rows of which ten have changed.", figures)
 
 
-# --- statements ------------------------------------------------------------------------------------------------------
-
-
 def show_statements(sessions: Sessions, settings: Settings, directory: Path) -> None:
     row = database.one(sessions.admin.execute("SHOW data_directory"))
     log = Path(str(row["data_directory"])).parents[1]
@@ -232,9 +223,9 @@ _ENTRY = re.compile(
     r"^\S+ \S+ UTC \[(\d+)\] \S+ (\S*) ?LOG:  duration: [\d.]+ ms  (?:statement|execute \S+): +(.*(?:\n\t.*)*)", re.M
 )
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|CREATE|DROP|TRUNCATE)\b")
-# Not of a run: they come at their own times.
+# Not part of a run: they execute at their own times.
 _OTHERS = ("bench", "vitrina:lookout", "vitrina:heartbeat")
-# A look around of the runner may fall into a run: the least of so many runs has none.
+# A tick of the runner may fall into a run; the minimum of this many runs has none.
 _LOGGED_RUNS = 9
 
 
@@ -254,7 +245,7 @@ def count_statements() -> dict[str, tuple[int, int]]:
 
 
 def _logged(log: Path, sessions: Sessions, kind: str) -> str:
-    time.sleep(0.1)  # what the run before has not logged yet
+    time.sleep(0.1)  # the previous run may not have logged everything yet
     begin = log.stat().st_size
     run(sessions, kind)
     time.sleep(0.1)
@@ -275,7 +266,7 @@ def _counted(text: str) -> tuple[int, int]:
         elif _WRITES.search(statement) and not statement.startswith("SET "):
             if process in writing:
                 writing[process] = True
-            elif application != "vitrina:manager":  # which looks by UPDATEs that find nothing as a rule
+            elif application != "vitrina:manager":  # its periodic UPDATEs usually match no row
                 commits += 1
     return statements, commits
 

@@ -1,4 +1,4 @@
-"""Where a load's time goes: what each statement took, by the server's own clock, of ours and of the hand-written one.
+"""Print what each statement of a load took, by the server's own clock, for Vitrina and for the hand-written one.
 
 python -m bench.statements [--rows 1000000] [--only full,first_pass,upsert] [--repeat 2]
 """
@@ -21,7 +21,7 @@ ENTRY = re.compile(r"LOG:  duration: ([\d.]+) ms  \w+[^:]*: +(.*(?:\n\t.*)*)")
 # What differs from run to run: values, and names of stages.
 CHANGING = re.compile(r"'[^']*'|-?\b\d+\b|p_[0-9a-f]+_\w+")
 SHOWN = 10
-# Lines are in the file a moment after the statement that they tell of.
+# Lines are written to the file a moment after their statement.
 LOG_SECONDS = 0.3
 
 
@@ -53,9 +53,6 @@ def _log_everything(measured: Bench) -> Path:
     return Path(directory).parents[1] / "postgres.log"
 
 
-# --- what is looked at ---------------------------------------------------------------------------------------------
-
-
 def _full(measured: Bench, log: Path) -> None:
     show("by hand: fresh table", log, lambda: references.fresh_table(measured.cinema))
     show("full load into an empty mart", log, measured.load_films)
@@ -75,9 +72,6 @@ def _upsert(measured: Bench, log: Path) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Bench, Path], None]] = {"full": _full, "first_pass": _first_pass, "upsert": _upsert}
-
-
-# --- reading the log -----------------------------------------------------------------------------------------------
 
 
 def show(work: str, log: Path, do: Callable[[], object]) -> None:

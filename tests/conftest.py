@@ -1,4 +1,4 @@
-"""Fixtures for everybody: one real PostgreSQL a session, one fresh migrated database a test."""
+"""Define fixtures for all tests: one real PostgreSQL per session, one fresh migrated database per test."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ from vitrina.transforms import process
 
 TEMPLATE = "vitrina_template"
 
-# What takes minutes, then files with few tests of many seconds each; what is left is short.
+# Directories whose tests take minutes, then files with few tests of many seconds each; the rest is short.
 LONG_FIRST = (
     *search_server.KINDS,
     *("tests/chaos/", "tests/docs/", "tests/acceptance/"),
@@ -41,12 +41,12 @@ LONG_FIRST = (
 )
 
 # `make test-frames`, `make test-lake` and `make test-airflow` run these, with pandas and polars, an S3 server and
-# DuckDB, or a whole Airflow, at hand.
+# DuckDB, or a whole Airflow installed.
 collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
-# `make test-clickhouse` runs these, with an engine at hand.
+# `make test-clickhouse` runs these, with an engine installed.
 collect_ignore += [] if os.environ.get("VITRINA_TEST_CLICKHOUSE") else ["clickhouse"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_LAKE") else ["lake"]
-# `make test-spark` runs these, with a Spark Connect server at hand.
+# `make test-spark` runs these, with a Spark Connect server.
 collect_ignore += [] if os.environ.get("VITRINA_TEST_SPARK") else ["spark"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_AIRFLOW") else ["airflow/test_tasks.py", "airflow/test_kills.py"]
 
@@ -61,25 +61,25 @@ structlog.configure(
 )
 
 
-# Started in the background of a script, tests have Ctrl-C ignored; processes that they start must not inherit that.
+# Tests that a script starts in the background ignore Ctrl-C; the processes that they start must not inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ByFileAndServer(LoadScopeScheduling):  # type: ignore[misc]  # has no types
-    """Several processes share the work: a file's tests stay together, and so do those of one search server."""
+    """Distribute tests to processes so that those of one file, and those of one search server, stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
         return share_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndServer:
-    config.option.loadscopereorder = False  # the order below stays
+    config.option.loadscopereorder = False  # keep the order below
     return ByFileAndServer(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long shares first, so that no process begins with one when the other has nothing left to do."""
+    """Order long groups first, so that no process begins with one when the others have nothing left to do."""
     name_each(items)
     if os.environ.get("VITRINA_CHAOS") != "long":
         config.hook.pytest_deselected(items=[item for item in items if "takes_long" in item.keywords])
@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def name_each(items: list[pytest.Item]) -> None:
-    """schemathesis gives all operations of a test one id, and of tests with one id pytest-xdist runs the first."""
+    """Give each test a distinct id: schemathesis repeats ids, and pytest-xdist runs only the first of each."""
     for item in items:
         if item.parent and "[" in item.name and not item.nodeid.endswith("]"):
             item._id = coerce_node_id(f"{item.parent.nodeid}::{item.name}")
@@ -104,21 +104,21 @@ def name_each(items: list[pytest.Item]) -> None:
 
 
 def share_of(nodeid: str) -> str:
-    """What one process does whole: the tests of a search server, wherever they are, or of a file."""
+    """Return the group that one process runs as a whole: the tests of a search server, or of a file."""
     file, _, name = nodeid.partition("::")
     return next((kind for kind in search_server.KINDS if kind in name), file)
 
 
 @pytest.fixture(autouse=True)
 def _steps_in_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of test modules share state with their tests; `step_processes` marks those that want real workers."""
+    """Run steps in threads, because they share state with tests, except for tests marked `step_processes`."""
     if "step_processes" not in request.keywords:
         monkeypatch.setattr(process, "start", step_threads.start)
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[TemporaryServer]:
-    """The embedded server, or the one whose programs are in VITRINA_TEST_PG_BINDIR."""
+    """Start the embedded server, or the one whose programs are in VITRINA_TEST_PG_BINDIR."""
     bindir = os.environ.get("VITRINA_TEST_PG_BINDIR")
     with TemporaryServer(Path(bindir) if bindir else None) as running:
         admin(running, quick_login(SUPERUSER, running.cluster.passwords.superuser))
@@ -127,7 +127,7 @@ def server() -> Iterator[TemporaryServer]:
 
 @pytest.fixture(scope="session", params=kinds())
 def search(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """A search server, one kind at a time; whoever asks for one kind shares it with those who ask for each."""
+    """Start a search server, one kind at a time; tests of one kind and tests of every kind share it."""
     if request.param == EXISTING:
         yield Target(EXISTING, os.environ[EXISTING], None)
         return
@@ -137,7 +137,7 @@ def search(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @pytest.fixture(scope="session")
 def template(server: TemporaryServer) -> str:
-    """A migrated database with empty source schemas; copying it is much faster than migrating each time."""
+    """Migrate a database with empty source schemas; copying it is much faster than migrating each time."""
     admin(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
     settings = settings_for(server, TEMPLATE)
     with psycopg.connect(url_of(server.urls.admin, TEMPLATE), autocommit=True) as connection:
@@ -150,7 +150,7 @@ def template(server: TemporaryServer) -> str:
 
 @pytest.fixture(scope="session")
 def copies(server: TemporaryServer, template: str) -> Iterator[Ahead[str]]:
-    """Names of fresh copies of the template."""
+    """Yield names of fresh copies of the template."""
 
     def copy() -> str:
         name = f"test_{uuid4().hex[:12]}"
@@ -163,7 +163,7 @@ def copies(server: TemporaryServer, template: str) -> Iterator[Ahead[str]]:
 
 @pytest.fixture
 def database(server: TemporaryServer, copies: Ahead[str]) -> Iterator[Settings]:
-    """Settings for a fresh, migrated database of the test's own."""
+    """Return settings for a fresh, migrated database of this test only."""
     name = copies.take()
     yield settings_for(server, name)
     admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
@@ -171,14 +171,14 @@ def database(server: TemporaryServer, copies: Ahead[str]) -> Iterator[Settings]:
 
 @pytest.fixture
 def metastore(database: Settings) -> Iterator[postgres.Connection]:
-    """An open session on the test's database, with the application's rights."""
+    """Open a session on the test's database, with the application's rights."""
     with postgres.connect(database.require_database_url(), "vitrina:test") as connection:
         yield connection
 
 
 @pytest.fixture
 def workbench(database: Settings, metastore: postgres.Connection) -> Iterator[Workbench]:
-    """Sources, pipelines and runs on the test's database, in this process."""
+    """Provide sources, pipelines and runs on the test's database, in this process."""
     assert database.admin_url is not None
     with postgres.connect(database.admin_url.get_secret_value(), "vitrina:test-admin") as admin_session:
         bench = Workbench(database, admin_session, metastore)
@@ -197,7 +197,7 @@ def settings_for(server: TemporaryServer, name: str) -> Settings:
 
 
 def url_of(url: str, name: str) -> str:
-    """The same login on another database."""
+    """Return the URL of the same login on another database."""
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
 
 

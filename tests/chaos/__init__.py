@@ -1,1 +1,1 @@
-"""Proofs that nothing is lost, doubled or stuck."""
+"""Prove that nothing is lost, doubled or stuck."""

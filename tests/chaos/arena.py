@@ -1,8 +1,8 @@
-"""Where runners are killed: pipelines over one source, real runner processes, and a record of every row ever applied.
+"""Kill runners: pipelines over one source, real runner processes, and a record of every row ever applied.
 
-Each mart has a column that the mart itself counts up and the source gives as 0. So a staged row always differs, every
-application of a row is a write, and a trigger can put it on record: which row and version, in which load or pass, by
-which epoch. A row that is applied twice in one load shows, although applying it again would change nothing.
+Each mart has a column that the mart itself increments and the source returns as 0. So a staged row always differs,
+every application of a row is a write, and a trigger can record it: which row and version, in which load or pass, by
+which epoch. A row that is applied twice in one load is detected, although applying it again would change nothing.
 """
 
 import json
@@ -32,7 +32,7 @@ INCREMENTAL = "SELECT id, version, 0 AS applied, updated_at FROM content.item"
 CURSOR = {"mode": "incremental", "incremental_key": "updated_at", "incremental_id_key": "id"}
 
 KINDS: dict[str, dict[str, Any]] = {
-    # Between two of its runs a mart may see most of its rows leave: in the long version its turn comes late.
+    # Most rows of a mart may leave between two of its runs, because in the long version its turn comes late.
     "full_once": {"source_query": FULL, "options": {"allow_shrink": True}},
     "full_pages": {"source_query": FULL, "options": {"checkpoint_rows": 100, "allow_shrink": True}},
     "full_arrow": {"source_query": FULL, "batch_size": 100, "options": {"route": "arrow", "allow_shrink": True}},
@@ -56,7 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 
-# One step in Arrow and one row by row, which drops rows and the cursor: behind them a batch is not what was read.
+# One step in Arrow and one row by row, which drops rows and the cursor: after them a batch differs from what was read.
 STEPS = [
     {"order_index": 1, "task_type": "PYTHON", "body": "deduplicate", "params": {"by": ["id"]}},
     {"order_index": 2, "task_type": "PYTHON", "body": "arena_drop"},
@@ -78,8 +78,8 @@ CREATE INDEX ON content.item (updated_at, id);
 GRANT SELECT ON content.item TO vitrina_reader;
 """
 
-# The checkpoint row that is beside the data says which load or pass it is, and whose turn. An open transaction may let
-# two passes read up to the same moment: those that have ended are counted.
+# The checkpoint row next to the data tells the load or pass, and its claim. An open transaction may let two passes read
+# up to the same moment, so passes that have ended are counted.
 AUDIT = """
 CREATE SCHEMA audit;
 CREATE TABLE audit.ended (pipeline_id uuid);
@@ -119,19 +119,19 @@ CREATE TRIGGER put_on_record BEFORE INSERT OR UPDATE ON analytics.{name}
 """
 
 
-# Whatever else a runner says of a run, one of these comes last.
+# One of these is always the last event of a run.
 ENDS_OF_A_RUN = ("run.ended", "run.given_back", "run.lease_lost", "run.disconnected", "run.failed", "run.crashed")
-# Only bounds a hang: on a busy machine everything takes its time.
+# Only bounds a hang: on a busy machine everything takes longer.
 PATIENCE_SECONDS = 120.0
 
 
 class Stuck(AssertionError):
-    """Nothing came to rest in time."""
+    """Report that not everything came to rest in time."""
 
 
 @dataclass
 class Runner:
-    """One process and what it said."""
+    """Hold one process and its log."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -145,22 +145,22 @@ class Runner:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def events(self) -> list[dict[str, Any]]:
-        whole, _, _ = self.log.read_text(errors="replace").rpartition("\n")  # the last line may still be on its way
+        whole, _, _ = self.log.read_text(errors="replace").rpartition("\n")  # the last line may still be incomplete
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     @property
     def runs_ended(self) -> int:
-        """How often it said what became of a run."""
+        """Count how often it logged the end of a run."""
         return sum(event["event"] in ENDS_OF_A_RUN for event in self.events())
 
 
 @dataclass
 class Arena:
-    """One database and its runners. `prepare` first; leaving the `with` ends every process."""
+    """Hold one database and its runners. Call `prepare` first; leaving the `with` ends every process."""
 
     settings: Settings
     directory: Path
-    remote: Settings | None = None  # the database that holds the marts, when it is not the metastore's
+    remote: Settings | None = None  # the database that holds the marts, if it is not the metastore's
     mutants: Sequence[str] = ()
     lease_seconds: float = 1.0
     environment: dict[str, str] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Arena:
         return self
 
     def reconnect(self) -> None:
-        """After a crash of the server."""
+        """Reconnect after a crash of the server."""
         self._disconnect()
         self.admin = _connect(self.settings)
         self.marts = _connect(self.remote) if self.remote else self.admin
@@ -196,8 +196,6 @@ class Arena:
     def plans(self) -> Path:
         return self.directory / "plans"
 
-    # --- the scene -----------------------------------------------------------------------------------------------
-
     def prepare(self, kinds: Sequence[str], *, seconds_per_row: float = 0, **fields: Any) -> None:
         self._make_source()
         self.marts.execute(AUDIT)
@@ -206,13 +204,13 @@ class Arena:
             self._on_marts(MART.format(name=kind, id=self.ids[kind], seconds_per_row=seconds_per_row))
 
     def prepare_index(self, kind: str, target: str) -> None:
-        """A pipeline that keeps a search index up to date; what is in it, the test has to look up itself."""
+        """Create a pipeline that keeps a search index up to date. The test has to check the index itself."""
         query = "SELECT id, version, updated_at FROM content.item"
         fields = KINDS["inc_pages"] | {"source_query": query, "target_table": target, "target_key": ["id"]}
         self.prepare_pipeline(kind, fields)
 
     def prepare_pipeline(self, kind: str, fields: dict[str, Any]) -> None:
-        """One of the test's own, over the same source."""
+        """Create a pipeline with fields of the test, over the same source."""
         if not self.ids:
             self._make_source()
         self._define(kind, fields)
@@ -227,7 +225,7 @@ class Arena:
         self.ids[kind] = pipelines.insert(self.admin, definition, pipeline_id=None, managed_by=None)
 
     def change_source(self) -> None:
-        """Every row gets a new version; a few leave and a few come."""
+        """Give every row a new version, delete a few and insert a few."""
         self.versions += 1
         first = ROWS + self.versions * 10
         self.sql(
@@ -245,8 +243,6 @@ class Arena:
     def _on_marts(self, statement: str) -> list[dict[str, Any]]:
         cursor = self.marts.execute(statement)
         return cursor.fetchall() if cursor.description else []
-
-    # --- processes -------------------------------------------------------------------------------------------------
 
     def start_runner(self) -> Runner:
         log = self.directory / f"runner-{len(self.runners) + len(self.ended)}.log"
@@ -296,7 +292,7 @@ class Arena:
             self.start_runner()
 
     def mutate(self, *mutants: str) -> None:
-        """The same runners again, each without the protections."""
+        """Replace the runners by new ones without the protections."""
         self.mutants = mutants
         for runner in self.runners:
             runner.process.kill()
@@ -309,14 +305,12 @@ class Arena:
         self.runners.remove(runner)
         self.ended.append(runner)
 
-    # --- faults ------------------------------------------------------------------------------------------------------
-
     def arm(self, point: str, action: str, count: int = 1) -> None:
         (self.plans / "fired").unlink(missing_ok=True)
         (self.plans / f"{point}:{action}:{count}").touch()
 
     def hold(self, kind: str, point: str, count: int = 1) -> None:
-        """Start a run and stop the clock when it comes by the point; `let_go` lets it go on."""
+        """Start a run and stop the clock when it reaches the point; `let_go` continues it."""
         self.arm(point, "hold", count)
         self.request(kind)
         self.await_true(lambda: self.fired, PATIENCE_SECONDS, f"{kind} reached {point}")
@@ -325,7 +319,7 @@ class Arena:
         (self.plans / "go").touch()
 
     def disarm(self) -> None:
-        for plan in self.plans.glob("[!.]*"):  # a file with a dot is still being written, and its writer's
+        for plan in self.plans.glob("[!.]*"):  # a file with a dot is still being written and belongs to its writer
             plan.unlink(missing_ok=True)
 
     @property
@@ -334,11 +328,11 @@ class Arena:
 
     @property
     def victim(self) -> int:
-        """The process that came by the failpoint."""
+        """Return the process that reached the failpoint."""
         return int((self.plans / "fired").read_text())
 
     def wake_stopped(self) -> None:
-        """Stopped runners go on, until each has found out what became of its run: what it does late, it has done."""
+        """Continue stopped runners until each has found out the state of its run, so that late actions are done."""
         stopped = [(runner, runner.runs_ended) for runner in self.runners if runner.is_stopped]
         for runner, _ in stopped:
             os.kill(runner.process.pid, signal.SIGCONT)
@@ -346,14 +340,14 @@ class Arena:
             self.await_true(lambda r=runner, n=ended: r.runs_ended > n, PATIENCE_SECONDS, "a late runner's last word")
 
     def expire_leases(self) -> None:
-        """Of runners that are dead: nobody has to wait until time takes them away."""
+        """Expire the leases of dead runners, so that tests need not wait for that."""
         self.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL")
 
     def has_fired(self, kind: str) -> bool:
         return self.fired
 
     def strike(self, kind: str, point: str, action: str, count: int = 1, *, patience: float = PATIENCE_SECONDS) -> None:
-        """One fault in one run, then everything comes to rest by itself."""
+        """Inject one fault into one run, then wait until everything has come to rest."""
         self.change_source()
         self.arm(point, action, count)
         self.request(kind)
@@ -368,8 +362,6 @@ class Arena:
             self.wake_stopped()
         self.await_quiet(patience)
         self.disarm()
-
-    # --- what people do --------------------------------------------------------------------------------------------
 
     def request(self, *kinds: str) -> None:
         for kind in kinds:
@@ -387,7 +379,7 @@ class Arena:
         return row
 
     def await_quiet(self, seconds: float = PATIENCE_SECONDS) -> None:
-        """Every pipeline has come to rest; runners that died are replaced meanwhile, as a supervisor would."""
+        """Wait until every pipeline is at rest; replace runners that died, as a supervisor would."""
         self.await_true(self._is_quiet, seconds, "everything IDLE")
 
     def _is_quiet(self) -> bool:
@@ -410,10 +402,8 @@ class Arena:
         last_words = [runner.log.read_text(errors="replace").splitlines()[-2:] for runner in self.runners]
         return f"{found}; runners said {last_words}"
 
-    # --- the verdict -----------------------------------------------------------------------------------------------
-
     def violations(self, *kinds: str) -> list[str]:
-        """Whatever is wrong; `kinds` are those that have run since the source changed, all by default."""
+        """List everything that is wrong; `kinds` are those that have run since the source changed, all by default."""
         return [*self._lost(kinds or tuple(self.ids)), *self._doubled(), *self._late(), *self._loose_ends()]
 
     def _lost(self, kinds: Sequence[str]) -> Iterator[str]:
@@ -427,7 +417,7 @@ class Arena:
             wrong = {
                 "missing": len(source.keys() - mart.keys()),
                 "stale": sum(mart[key] != source[key] for key in source.keys() & mart.keys()),
-                # An incremental pipeline does not see that a row left.
+                # An incremental pipeline does not notice that a row left.
                 "surplus": 0 if kind.startswith("inc") else len(mart.keys() - source.keys()),
             }
             if any(wrong.values()):
@@ -474,11 +464,11 @@ class Arena:
             yield row["what"]
 
     def takeovers(self) -> int:
-        """How often a run was taken away from its runner."""
+        """Count how often a run was taken away from its runner."""
         return int(self.sql("SELECT count(*) AS n FROM etl.etl_runs WHERE error_code = 'lease_lost'")[0]["n"])
 
     def said(self) -> Counter[str]:
-        """Events of all runners, ended ones included, by name."""
+        """Count the events of all runners, including ended ones, by name."""
         return Counter(event["event"] for runner in [*self.ended, *self.runners] for event in runner.events())
 
 

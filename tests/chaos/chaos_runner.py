@@ -1,7 +1,7 @@
-"""A runner process that fails where it is told to: `python -m tests.chaos.chaos_runner DIRECTORY [MUTANT]`.
+"""Run a runner process that fails where it is told to: `python -m tests.chaos.chaos_runner DIRECTORY [MUTANT]`.
 
-A file `point:action:n` in the directory makes the n-th process that comes by the failpoint perform the action: the
-files are shared by all runners, and each fires once. `hold` waits until a file called `go` is there.
+A file `point:action:n` in the directory makes the n-th process that reaches the failpoint perform the action. All
+runners share the files, and each fires once. `hold` waits until a file called `go` exists.
 """
 
 import os
@@ -37,7 +37,7 @@ def hit(name: str) -> None:
 
 
 def announce() -> None:
-    """Leave our process id in `fired`, by a rename: whoever sees the file can read it whole."""
+    """Write the process ID to `fired`, by a rename, so that a reader sees the whole file."""
     written = DIRECTORY / f".fired.{os.getpid()}"
     written.write_text(f"{os.getpid()}")
     written.rename(DIRECTORY / "fired")
@@ -47,7 +47,7 @@ def perform(name: str, action: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        # To this thread: a signal to the process is taken by its main thread, and this one may go on until then.
+        # To this thread: a signal to the process is handled by its main thread, and this one may continue until then.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "error":
         raise TransientError(f"failpoint {name}")
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     os.environ[PLANS] = str(DIRECTORY)
     local_pool.templates = forking.Templates(["tests.chaos.chaos_worker"])
     if sys.argv[2:]:
-        # Imported here: runners are started by the dozen, and most have nothing taken away.
+        # Imported here: runners are started by the dozen, and most keep all protections.
         from tests.chaos import mutants
 
         for mutant in sys.argv[2:]:

@@ -1,6 +1,6 @@
-"""A worker of a load in ranges that fails where it is told to, in the place of `vitrina.loads.range_worker`.
+"""Run a worker of a load in ranges that fails where it is told to, in place of `vitrina.loads.range_worker`.
 
-The runner's process (`chaos_runner`) starts it, and says by a variable where the plans are.
+The runner's process (`chaos_runner`) starts it, and passes the location of the plans in a variable.
 """
 
 import os

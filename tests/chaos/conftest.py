@@ -1,4 +1,4 @@
-"""Fixtures of the chaos tests: an arena on the session's server."""
+"""Define fixtures of the chaos tests: an arena on the session's server."""
 
 import os
 import sys
@@ -18,12 +18,12 @@ MakeArena = Callable[..., Arena]
 
 
 def say(figures: str) -> None:
-    """Figures for whoever runs pytest with -s, as `make chaos` does."""
+    """Print figures for pytest with -s, as `make chaos` runs it."""
     sys.stdout.write(f"\n{figures}\n")
 
 
 def findings(scenario: Callable[[], list[str]]) -> list[str]:
-    """What a scenario found; that it did not come to its end is a finding too."""
+    """Return what a scenario found; not coming to its end is a finding too."""
     try:
         return scenario()
     except Stuck as stuck:

@@ -1,7 +1,8 @@
-"""Every order in which two runners can claim, beat, write, commit, expire, take over and crash, on the real statements.
+"""Explore every order in which two runners can claim, beat, write, commit, expire, take over and crash.
 
-A walk over all interleavings of atomic steps, each state visited once. States are told apart by what the database
-holds and by what each runner believes. Before each step the database is put back into the state that it starts from.
+The walk executes the real statements and covers all interleavings of atomic steps; each state is visited once. States
+are distinguished by the content of the database and by what each runner believes. Before each step the database is
+restored to the state that the step starts from.
 """
 
 import copy
@@ -27,7 +28,7 @@ from vitrina.store.runs import Counters
 BATCHES = 2
 TTL_SECONDS = 1000.0
 
-# Everything that the steps change, out and in again in one statement.
+# Saves and restores everything that the steps change, in one statement.
 SETUP = """
 CREATE TABLE content.item (id int PRIMARY KEY);
 CREATE TABLE analytics.applied (n int, epoch bigint);
@@ -52,12 +53,12 @@ END $$;
 
 
 class Violation(AssertionError):
-    """A promise was broken; the path that led there is the message."""
+    """Report a broken promise; the path that led there is the message."""
 
 
 @dataclass
 class Actor:
-    """One runner: where it is in its run, and what it believes."""
+    """Hold one runner: its position in its run, and what it believes."""
 
     name: str
     connection: Connection
@@ -90,7 +91,7 @@ class Actor:
 
 @dataclass
 class Node:
-    """A state to go on from."""
+    """Hold a state to continue from."""
 
     doc: dict[str, Any]
     memories: list[dict[str, Any]]
@@ -99,7 +100,7 @@ class Node:
 
 
 class World:
-    """One pipeline, two runners, and a table with a line for every batch ever applied."""
+    """Hold one pipeline, two runners, and a table with a row for every batch ever applied."""
 
     def __init__(self, bench: Workbench, *, budget: dict[str, int]) -> None:
         self._bench = bench
@@ -134,7 +135,7 @@ class World:
         self._look()
 
     def take(self, name: str) -> None:
-        """One step, looked at from all sides."""
+        """Execute one step and check all promises."""
         self.path.append(name)
         try:
             dict(self.steps())[name]()
@@ -150,10 +151,8 @@ class World:
     def _row(self) -> dict[str, Any]:
         return {**self._doc["pipeline"], "expired": self._expired}
 
-    # --- steps ---------------------------------------------------------------------------------------------------
-
     def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What may happen next. The order is the order in which branches are tried."""
+        """Yield what may happen next, in the order in which branches are tried."""
         row = self._row()
         for actor in self.actors:
             step = {
@@ -263,10 +262,8 @@ class World:
         actor.transaction = None
         actor.connection.rollback()
 
-    # --- looking ---------------------------------------------------------------------------------------------------
-
     def check(self) -> None:
-        """After every step."""
+        """Check the promises after every step."""
         row, doc = self._row(), self._doc
         applied = [line["n"] for line in doc["applied"]]
         batch_no = max([state["batch_no"] for state in doc["state"]], default=0)
@@ -284,7 +281,7 @@ class World:
             raise Violation(f"{len(open_runs)} runs are RUNNING in status {row['status']}")
 
     def finish(self) -> None:
-        """From wherever we are, one healthy runner brings it to its end: nothing is stuck, nothing is missing."""
+        """Let one healthy runner finish from the current state: nothing is stuck, nothing is missing."""
         for actor in self.actors:
             self._leave(actor)
         self._bench.sql(
@@ -321,7 +318,7 @@ class World:
 
 @dataclass
 class Explored:
-    """How much was seen."""
+    """Count what was visited."""
 
     states: int = 0
     steps: int = 0

@@ -1,8 +1,8 @@
-"""How long a process could not run any Python of its own: a heartbeat that comes late is a lease that is lost.
+"""Measure how long a process could not run Python: a late heartbeat is a lost lease.
 
-A thread wakes up every 50 ms. What it is late by, somebody held the interpreter's lock, or no processor was free; the
-kernel tells for each thread how long it waited for a processor, and how much of one a virtual machine was not given.
-That much is no fault of ours.
+A thread wakes up every 50 ms. If it is late, another thread held the interpreter's lock, or no processor was free. The
+kernel reports for each thread how long it waited for a processor, and how much time a virtual machine was not given.
+That part is subtracted.
 """
 
 import faulthandler
@@ -13,26 +13,26 @@ import time
 from pathlib import Path
 
 WAKE_SECONDS = 0.05
-# What is held for longer than this is somebody's fault, and the stacks of all threads are kept.
+# If the lock is held for longer than this, the stacks of all threads are recorded.
 LIMIT_SECONDS = 1.0
 PREFIX = "held"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def watch(directory: Path) -> None:
-    """Write what is held the longest into a file of this process, each time that it is longer than before."""
+    """Write the longest time to a file of this process, each time that it increases."""
     threading.Thread(target=_watch, args=[directory], name="gil-watch", daemon=True).start()
 
 
 def longest(directory: Path) -> dict[int, float]:
-    """What was found, by process id."""
+    """Return the longest times, by process id."""
     return {
         int(path.suffix[1:]): float(json.loads(path.read_text())["seconds"]) for path in directory.glob(f"{PREFIX}.*")
     }
 
 
 def stacks(directory: Path) -> str:
-    """Where the threads stood whenever the limit was passed."""
+    """Return the stacks of the threads whenever the limit was exceeded."""
     return "\n".join(path.read_text() for path in sorted(directory.glob(f"stacks.{PREFIX}.*")))
 
 
@@ -40,7 +40,7 @@ def _watch(directory: Path) -> None:
     worst, before, waited = 0.0, time.monotonic(), waiting()
     with (directory / f"stacks.{PREFIX}.{os.getpid()}").open("w") as file:
         while True:
-            # Written by a thread that needs no lock.
+            # Written by a thread that does not need the lock.
             faulthandler.dump_traceback_later(WAKE_SECONDS + LIMIT_SECONDS, file=file)
             time.sleep(WAKE_SECONDS)
             now, waits = time.monotonic(), waiting()
@@ -52,7 +52,7 @@ def _watch(directory: Path) -> None:
 
 
 def held_seconds(gap: float, before: dict[str, float], after: dict[str, float]) -> float:
-    """Of the time between two looks, what neither sleep nor a wait for a processor explains."""
+    """Return the part of the time between two measurements that neither sleep nor a wait for a processor explains."""
     more = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
     stolen = max((seconds for name, seconds in more.items() if name.startswith("cpu")), default=0.0)
     waited = max((seconds for name, seconds in more.items() if not name.startswith("cpu")), default=0.0)
@@ -60,7 +60,7 @@ def held_seconds(gap: float, before: dict[str, float], after: dict[str, float]) 
 
 
 def waiting() -> dict[str, float]:
-    """Seconds for which each thread of this process was ready and did not run, and each processor was not there."""
+    """Return the seconds for which each thread was ready and did not run, and each processor was not available."""
     found = _stolen()
     for path in Path("/proc/self/task").glob("*/schedstat"):
         try:
@@ -80,7 +80,7 @@ def _stolen() -> dict[str, float]:
 
 
 def _write(path: Path, seconds: float) -> None:
-    """By a rename: whoever sees the file can read it whole."""
+    """Write by a rename, so that a reader sees the whole file."""
     written = path.with_name(f".{path.name}")
     written.write_text(json.dumps({"seconds": seconds}))
     written.rename(path)

@@ -1,6 +1,6 @@
-"""A platform of live pipelines to break: two servers, two runners, an application that goes on, a reader that polls.
+"""Run a platform of live pipelines to break: two servers, two runners, a busy application, a polling reader.
 
-The source is a server of its own; metastore and marts are another one. So each of them can crash alone.
+The source is on one server, metastore and marts are on another, so that each can crash alone.
 """
 
 import os
@@ -30,10 +30,10 @@ from vitrina.store.migrate import migrate
 RUNNERS = 2
 LEASE_SECONDS = "3"
 SUM = 200 * 100
-# As many transactions as a source has, not as many as the machine can.
+# A realistic rate of transactions, not the most that the machine can handle.
 CHANGE_SECONDS, POLL_SECONDS = 0.02, 0.005
 
-# One pipeline goes through a Python step, and so through the stages of every other run.
+# One pipeline passes through a Python step, and so through the stages of every other run.
 STEPPED = {
     "tasks": [
         {"order_index": 0, "task_type": "SQL", "body": "SELECT id, film_id, score FROM content.rating"},
@@ -48,7 +48,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
 
 
 class World(Marts):
-    """Marts whose source is on another server; `sql` asks the source."""
+    """Hold marts whose source is on another server; `sql` queries the source."""
 
     def __init__(self, source: TemporaryServer, home: TemporaryServer, directory: Path) -> None:
         self.source, self.home = source, home
@@ -61,7 +61,7 @@ class World(Marts):
             "VITRINA_CONN_SHOP_FEED": source.urls.admin,
             "VITRINA_LEASE_TTL_SECONDS": LEASE_SECONDS,
             "VITRINA_POLL_SECONDS": "0.5",
-            # Strikes come one behind the other: three before the first batch of a run are no reason to give up.
+            # Faults come one after another: three before the first batch of a run are no reason to give up.
             "VITRINA_MAX_ATTEMPTS": "30",
         }
 
@@ -75,7 +75,7 @@ class World(Marts):
             session.close()
 
     def ask(self, statement: str, *values: object) -> list[dict[str, Any]]:
-        """Ask the metastore."""
+        """Query the metastore."""
         return self.metastore.execute(statement.encode(), values).fetchall()
 
     def _is_well(self) -> bool:
@@ -88,8 +88,6 @@ class World(Marts):
             "SELECT identity -> 'live' AS place FROM etl.etl_state WHERE pipeline_id = %s", self.row(name)["id"]
         )
         return found[0]["place"] if found else None
-
-    # --- runners ---------------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> "list[subprocess.Popen[bytes]]":
@@ -128,17 +126,15 @@ class World(Marts):
         return int(row["n"])
 
     def feed_owner(self) -> "subprocess.Popen[bytes] | None":
-        """Give the process that reads the source's log; None while nobody does."""
+        """Return the process that reads the source's log, or None while no process does."""
         rows = self.ask(
             "SELECT r.pid FROM etl.etl_feeds f JOIN etl.etl_runners r ON r.id = f.runner_id WHERE f.lease_until > now()"
         )
         alive = {process.pid: process for process in self.alive}
         return alive.get(rows[0]["pid"]) if rows else None
 
-    # --- at rest ---------------------------------------------------------------------------------------------------
-
     def await_quiet(self) -> None:
-        self.await_true("somebody has what the dead held", lambda: not self.held_by_the_dead())
+        self.await_true("live runners have taken over everything", lambda: not self.held_by_the_dead())
         self.await_following(*PIPELINES)
 
     def differences_at_rest(self) -> dict[str, int]:
@@ -154,7 +150,7 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass
 class Client:
-    """A thread that works on a server until it is told to end, and connects again whenever that has crashed."""
+    """Run a thread that works on a server until it is told to end, and reconnects after a crash."""
 
     url: str
     work: Callable[[Session], None]
@@ -177,7 +173,7 @@ class Client:
             try:
                 self._work()
             except psycopg.OperationalError:
-                self._over.wait(0.1)  # the server is not there
+                self._over.wait(0.1)  # the server is down
             except (psycopg.Error, AssertionError) as exc:
                 self.problems.append(str(exc))
 
@@ -212,7 +208,7 @@ def moving(url: str, seed: int) -> Client:
 
 
 def polling(url: str) -> Client:
-    """Look at the sum in the mart, which is the same at every moment of the source."""
+    """Read the sum in the mart, which is the same at every moment of the source."""
 
     def work(session: Session) -> None:
         row = session.execute("SELECT sum(balance), count(*) FROM analytics.accounts").fetchone()
@@ -225,7 +221,7 @@ def polling(url: str) -> Client:
 
 @contextmanager
 def world(directory: Path) -> Iterator[World]:
-    """Two servers with a source, a metastore and pipelines that are followed; nothing of it is left."""
+    """Start two servers with a source, a metastore and live pipelines, and remove them afterwards."""
     given = os.environ.get("VITRINA_TEST_PG_BINDIR")
     bindir = Path(given) if given else None
     with TemporaryServer(bindir) as source, TemporaryServer(bindir) as home:

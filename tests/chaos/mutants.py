@@ -1,4 +1,4 @@
-"""Ways to break Vitrina on purpose, one protection at a time. A chaos test that stays green with one of them is blind.
+"""Break Vitrina on purpose, one protection at a time. A chaos test that stays green with one of them is blind.
 
 Only tests load this module: the product has no such switches.
 """
@@ -31,8 +31,8 @@ NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
 
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
-    """Within the block, Vitrina lacks the protection."""
-    import pytest  # here: a runner process that lacks it from the start need not wait for pytest
+    """Remove the protection within the block."""
+    import pytest  # imported here: a runner process that lacks it from the start need not wait for pytest
 
     with pytest.MonkeyPatch.context() as patch:
         if name:
@@ -68,16 +68,17 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
 
 
 def _blind(replace: Callable[[Any, str, Any], None]) -> None:
-    """Not a mutant but a handicap: a runner that never notices the end of its lease, and whose sessions nobody ends.
+    """Make a runner that never notices the end of its lease, and whose sessions are not ended.
 
-    Several protections stand behind each other here; this leaves the fence to stand alone.
+    This is not a mutant but a handicap: it disables the protections in front of the fence, so that only the fence is
+    left.
     """
     replace(control.RunControl, "lease_is_over", property(lambda self: False))
     replace(sessions, "end_older", lambda connection, claim: 0)
 
 
 def _fence_off(replace: Callable[[Any, str, Any], None]) -> None:
-    """Whoever comes may take the checkpoint and move it: nobody asks for epoch and claim."""
+    """Let any claim take and move the checkpoint, without checking epoch and claim."""
 
     def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
         return Status.RUNNING
@@ -108,7 +109,7 @@ def _fence_off(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _checkpoint_apart(replace: Callable[[Any, str, Any], None]) -> None:
-    """The data is committed first, the checkpoint in a transaction of its own."""
+    """Commit the data first, and the checkpoint in a separate transaction."""
     fence, settle = ledger.Ledger.fence, ledger.Ledger.settle
 
     def fence_later(self: ledger.Ledger, *arguments: Any, **options: Any) -> None:
@@ -128,7 +129,7 @@ def _checkpoint_apart(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _lease_ignored(replace: Callable[[Any, str, Any], None]) -> None:
-    """Recovery takes pipelines away whether their lease is over or not."""
+    """Let recovery take pipelines away whether their lease is over or not."""
     recover = recovery.recover_expired
 
     def recover_all(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
@@ -141,7 +142,7 @@ def _lease_ignored(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _heartbeat_never(replace: Callable[[Any, str, Any], None]) -> None:
-    """The runner believes that its leases are extended; the database never hears of it."""
+    """Make the runner believe that its leases are extended, without telling the database."""
 
     def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float) -> Heartbeat:
         return Heartbeat(frozenset(claim_ids), frozenset(claim_ids))
@@ -150,16 +151,18 @@ def _heartbeat_never(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _disconnect_fatal(replace: Callable[[Any, str, Any], None]) -> None:
-    """A broken line ends the pipeline instead of the attempt."""
+    """Let a broken connection fail the pipeline instead of the attempt."""
 
     def fail(self: PipelineDispatcher, claim: Claim, control: RunControl, reason: str, log: Any) -> None:
-        self._insist(lambda connection: leases.fail_run(connection, claim, "disconnected", reason), control, log)
+        self._record_outcome(
+            lambda connection: leases.fail_run(connection, claim, "disconnected", reason), control, log
+        )
 
     replace(PipelineDispatcher, "_surrender", fail)
 
 
 def _reply_decides(replace: Callable[[Any, str, Any], None]) -> None:
-    """A COMMIT without a reply counts as not done: the same claim goes on from what it remembers, not from the row."""
+    """Treat a COMMIT without a reply as not done: the same claim continues from memory, not from the row."""
     seize, settle, execute = ledger.Ledger.seize, ledger.Ledger.settle, PipelineExecutor.execute
     remembered: dict[UUID, Checkpoint] = {}
 
@@ -182,7 +185,7 @@ def _reply_decides(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
-    """A stage is believed to hold what the checkpoint says; nobody counts whether a crash has emptied it."""
+    """Trust that a stage holds what the checkpoint says, without counting its rows after a crash."""
 
     def believed(self: Stage, connection: Connection, accepted: Accepted) -> int:
         row = connection.execute("SELECT rows FROM etl.etl_state WHERE stage = %s", [self.name]).fetchone()
@@ -192,7 +195,7 @@ def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
-    """A claim adds its write alias to an index, and those of earlier claims stay."""
+    """Add the write alias of a claim to an index and keep those of earlier claims."""
     # Imported here: runners of other tests need no search client.
     from vitrina.connectors.search.generations import Generations
 
@@ -200,7 +203,7 @@ def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _clickhouse_unseized(replace: Callable[[Any, str, Any], None]) -> None:
-    """A claim leaves the views and tables of older ones as they are: a late switch finds its view."""
+    """Leave the views and tables of older claims as they are: a late switch finds its view."""
     from vitrina.connectors.clickhouse.tables import Tables
 
     replace(Tables, "seize", lambda self: None)
@@ -209,7 +212,7 @@ def _clickhouse_unseized(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _clickhouse_uncounted(replace: Callable[[Any, str, Any], None]) -> None:
-    """What was inserted and not counted is shown with the rest, and nobody counts."""
+    """Publish what was inserted and not committed with the rest, without counting."""
     from vitrina.connectors.clickhouse.load import GenerationLoad
     from vitrina.connectors.clickhouse.tables import Tables
 
@@ -218,7 +221,7 @@ def _clickhouse_uncounted(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:
-    """Indexes are removed without asking the metastore whether the claim is still ours."""
+    """Remove indexes without asking the metastore whether the claim is still held."""
     from vitrina.connectors.search.generations import Generations
 
     remove_while = Generations._remove_while
@@ -230,14 +233,14 @@ def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _cleaning_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
-    """Indexes are removed without the server's look at what must stay in the same step."""
+    """Remove indexes without the server's check, in the same step, of what must stay."""
     from vitrina.connectors.search import generations
 
     replace(generations, "_stays", lambda *_: [])
 
 
 def _watermark_ahead(replace: Callable[[Any, str, Any], None]) -> None:
-    """The checkpoint moves to the clock, whatever the rows that were read say."""
+    """Move the checkpoint to the clock, whatever rows were read."""
 
     def safe_point(*_: Any, upto: str | None, **__: Any) -> str | None:
         return upto
@@ -246,7 +249,7 @@ def _watermark_ahead(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _margin_short(replace: Callable[[Any, str, Any], None]) -> None:
-    """The margin counts from now on, but not from the start of an open transaction."""
+    """Count the margin from now, not from the start of an open transaction."""
     _spoil_watermark(
         replace,
         "least(statement_timestamp(), a.since) - make_interval(secs => %(margin)s)",
@@ -255,27 +258,27 @@ def _margin_short(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _clock_behind(replace: Callable[[Any, str, Any], None]) -> None:
-    """The clock is read when the sessions have been looked at."""
+    """Read the clock after the sessions have been examined."""
     _spoil_watermark(replace, "least(statement_timestamp(), a.since)", "least(clock_timestamp(), a.since)")
 
 
 def _mirror_trusted(replace: Callable[[Any, str, Any], None]) -> None:
-    """The copy of a checkpoint in another database counts as the checkpoint of the mart that is here."""
+    """Use the copy of a checkpoint in another database as the checkpoint of the mart that is here."""
     replace(Checkpoint, "mirror_of", property(lambda self: None))
 
 
 def _names_only(replace: Callable[[Any, str, Any], None]) -> None:
-    """Two names of connections are two databases."""
+    """Treat two names of connections as two databases."""
     replace(databases, "look", lambda connection: None)
 
 
 def _mart_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
-    """A table of the mart's name is the mart, as long as there are rows in it."""
+    """Take any table of the mart's name for the mart, as long as it has rows."""
     replace(mart_identity, "is_same", lambda connection, target, known: True)
 
 
 def _columns_forgotten(replace: Callable[[Any, str, Any], None]) -> None:
-    """Nobody remembers which columns a pipeline has written."""
+    """Forget which columns a pipeline has written."""
     replace(left_columns, "_known", lambda checkpoint, writer: ())
 
 
@@ -285,7 +288,7 @@ def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoil
 
 
 def _wave_early(replace: Callable[[Any, str, Any], None]) -> None:
-    """Those that wait for a run hear of its success before it is concluded, in a transaction of its own."""
+    """Notify the pipelines that wait for a run of its success before it is concluded, in a separate transaction."""
     pass_on, conclude = run_after.pass_on, PipelineExecutor._conclude
 
     def early(self: PipelineExecutor, job: Job, meter: RunMeter, **how: bool) -> Status:
@@ -298,6 +301,6 @@ def _wave_early(replace: Callable[[Any, str, Any], None]) -> None:
 
 
 def _wave_unused(replace: Callable[[Any, str, Any], None]) -> None:
-    """What has arrived is not used up by the run that it asks for."""
+    """Keep arrivals that a requested run should have consumed."""
     kept = run_after._USED.as_string().replace("arrived_run_id = NULL, arrived_as_of = NULL", "used_as_of = NULL")
     replace(run_after, "_USED", sql.SQL(kept.replace("used_as_of = e.arrived_as_of, ", "")))

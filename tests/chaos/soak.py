@@ -1,4 +1,4 @@
-"""An hour of steady work: memory, connections and lag stay flat. `python -m tests.chaos.soak --every 2s`."""
+"""Run steady work for an hour: memory, connections and lag stay flat. `python -m tests.chaos.soak --every 2s`."""
 
 import argparse
 import os
@@ -18,11 +18,11 @@ from vitrina.store import database, requests
 from vitrina.store.migrate import migrate
 
 SAMPLE_SECONDS = 10.0
-# How long a change may wait for its mart; schedules of a few seconds leave this much room.
+# How long a change may take to reach its mart; schedules of a few seconds leave this much room.
 LAG_LIMIT_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Queries that make large plans, large JSON and large rows; the last passes a step.
+# Queries that produce large plans, large JSON and large rows; the last passes a step.
 GIANTS: dict[str, tuple[str, ...]] = {
     "SELECT 1 AS id, repeat('x', 100000000) AS x": (),
     "SELECT i AS id, (SELECT jsonb_agg(j) FROM generate_series(1, 900) j) AS x FROM generate_series(1, 1000) i": (),
@@ -33,7 +33,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Sample:
-    """One look."""
+    """Hold one measurement."""
 
     megabytes: float
     connections: int
@@ -93,13 +93,13 @@ def _work(arena: Arena, seconds: float, *, giants: bool) -> list[Sample]:
         samples.append(Sample(_megabytes(arena), _connections(arena), lag, cores))
         sys.stdout.write(f"{samples[-1]}\n")
         sys.stdout.flush()
-        # The record of every row ever applied is the test's own and would grow for ever.
+        # The record of every row ever applied belongs to the test and would grow forever.
         arena.sql("DELETE FROM audit.applied WHERE seq < (SELECT max(seq) - 20000 FROM audit.applied)")
     return samples
 
 
 def _ask_for_giants(arena: Arena) -> None:
-    """Previews that take a runner's time: a plan of many megabytes, JSON as large as it may be, rows through a step."""
+    """Request previews that keep a runner busy: a plan of many megabytes, JSON of maximum size, a step."""
     for query, steps in GIANTS.items():
         tasks = [{"order_index": 0, "task_type": "SQL", "body": query}]
         tasks += [{"order_index": i, "task_type": "PYTHON", "body": name} for i, name in enumerate(steps, 1)]
@@ -109,7 +109,7 @@ def _ask_for_giants(arena: Arena) -> None:
 
 
 def _arrival(arena: Arena) -> float:
-    """Seconds until the change that was just made is in the mart; the limit and a bit when it does not come."""
+    """Return the seconds until the last change is in the mart, or a bit more than the limit if it does not arrive."""
     began = time.monotonic()
     while time.monotonic() < began + LAG_LIMIT_SECONDS:
         [row] = arena.sql(
@@ -128,7 +128,7 @@ def _connections(arena: Arena) -> int:
 
 
 def _resting_connections(arena: Arena) -> int:
-    """When nobody works any more: the fewest that were seen, as sessions that end are seen a little longer."""
+    """Return the fewest connections seen when no run is active, as sessions that end are visible a little longer."""
     end = time.monotonic() + LAG_LIMIT_SECONDS
     fewest = _connections(arena)
     while time.monotonic() < end:
@@ -143,13 +143,13 @@ def _megabytes(arena: Arena) -> float:
 
 
 def _cpu_seconds(arena: Arena) -> float:
-    """Of the runners alone; user and system are the 14th and 15th field, counted behind the name in brackets."""
+    """Return the CPU time of the runners: fields 14 and 15 (user and system), counted after the name in brackets."""
     stats = [Path(f"/proc/{runner.process.pid}/stat").read_text() for runner in arena.runners]
     return sum(sum(map(int, stat.rpartition(")")[2].split()[11:13])) for stat in stats) / TICKS_PER_SECOND
 
 
 def _tell(samples: list[Sample]) -> None:
-    """The four quarters beside each other: what grows shows."""
+    """Print the four quarters next to each other, so that growth shows."""
     size = max(1, len(samples) // 4)
     for name in ("megabytes", "connections", "lag_seconds", "cores"):
         quarters = [[getattr(s, name) for s in samples[i * size : (i + 1) * size]] for i in range(4)]
@@ -170,7 +170,7 @@ def _judge_held(held: dict[int, float], stacks: str) -> list[str]:
 
 
 def _judge(samples: list[Sample], resting: int) -> list[str]:
-    """The first tenth is warming up; after it, the second half may not be above the first."""
+    """Compare the second half with the first, after a tenth for warming up."""
     settled = samples[max(1, len(samples) // 10) :]
     early, late = settled[: len(settled) // 2], settled[len(settled) // 2 :]
     if not early:
@@ -179,7 +179,7 @@ def _judge(samples: list[Sample], resting: int) -> list[str]:
     before, after = (statistics.mean(sample.megabytes for sample in part) for part in (early, late))
     if after > before * 1.1:
         problems.append(f"megabytes grew from {before:.1f} to {after:.1f}")
-    # A look may fall into the middle of runs, or each of them may on a busy machine; what leaks is there at rest, too.
+    # Any measurement may fall into the middle of runs on a busy machine. What leaks is there at rest, too.
     before, after = (min(sample.connections for sample in part) for part in (early, late))
     if min(after, resting) > before:
         problems.append(f"connections at rest grew from {before} to {min(after, resting)}")

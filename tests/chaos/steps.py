@@ -1,4 +1,4 @@
-"""A Python step of the pipelines that runners are killed in."""
+"""Define a Python step for the pipelines whose runners are killed."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from vitrina.transforms import transform
 
 @transform("arena_drop", rows=True)
 def arena_drop(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Some rows go, and the cursor's column with them all."""
+    """Drop some rows, and the cursor's column of all."""
     return None if drops(row["id"]) else {name: row[name] for name in ("id", "version", "applied")}
 
 

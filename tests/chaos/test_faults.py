@@ -1,4 +1,4 @@
-"""Runners are killed, stopped past their lease and made to fail at every labelled step: 0 lost, 0 doubled, 0 stuck."""
+"""Kill runners, stop them past their lease and make them fail at every failpoint: 0 lost, 0 doubled, 0 stuck."""
 
 import itertools
 import re
@@ -22,7 +22,7 @@ Fault = tuple[str, str, str, int]
 
 
 def every_fault() -> list[Fault]:
-    """Each point of each kind of pipeline with each action, and again at the second batch."""
+    """List each point of each kind of pipeline with each action, and again at the second batch."""
     faults: list[Fault] = []
     for kind in KINDS:
         points = EVERYWHERE + OF_BATCHES + (OF_LOADS if kind.startswith("full") else OF_PASSES)
@@ -51,10 +51,10 @@ SHORT: list[Fault] = [
 
 def test_every_failpoint_is_part_of_the_plan() -> None:
     sources = Path(vitrina.__file__).parent.rglob("*.py")
-    # A fence strikes the point that it is made with.
+    # A fence hits the point that it is created with.
     striking = re.compile(r'(?:failpoints\.hit\(|, point=)"([^"]+)"\)')
     labelled = {name for path in sources for name in striking.findall(path.read_text())}
-    # Struck where they are tested: tests/clickhouse/test_kills.py, tests/live, tests/integration/test_schedules.py.
+    # Tested elsewhere: tests/clickhouse/test_kills.py, tests/live, tests/integration/test_schedules.py.
     of_live = {*failpoints.FEED_POINTS, *failpoints.LIVE_POINTS}
     elsewhere = {*failpoints.CLICKHOUSE_POINTS, *of_live, *failpoints.OTHER_POINTS}
     assert labelled - elsewhere == set(failpoints.POINTS)
@@ -93,5 +93,5 @@ def test_no_fault_loses_or_doubles_a_row(make_arena: MakeArena, group: str) -> N
 
 
 def refused(said: Counter[str]) -> int:
-    """A late runner finds its sessions ended or, when it had none, the fence closed."""
+    """Count late runners that found their sessions ended or, if they had none, the fence closed."""
     return said["run.lease_lost"] + said["run.disconnected"]

@@ -1,7 +1,7 @@
-"""A history, filled by runners that are killed: as of the snapshot of each run the mart is the source then.
+"""Fill a history with runners that are killed: as of the snapshot of each run the mart equals the source then.
 
 `VITRINA_CHAOS=long` makes a thousand runs for each of ten seeds, with full loads and with incremental runs. Writers
-change the source all the time, and some of their transactions stay open while several runs pass by.
+change the source all the time, and some of their transactions stay open during several runs.
 """
 
 import os
@@ -19,7 +19,7 @@ from vitrina.store import runs
 
 SEEDS = range(10) if LONG else range(1)
 RUNS = 1_000 if LONG else 5
-# One run in so many loses its runner, in turns at a failpoint and at any moment.
+# One run in this many loses its runner, alternately at a failpoint and at any moment.
 ONE_KILL_IN = 20 if LONG else 5
 KILLS = RUNS // ONE_KILL_IN
 CHECKED_EVERY = 100
@@ -38,7 +38,7 @@ CURSOR = {"incremental_key": "modified", "incremental_id_key": "id"}
 @pytest.mark.parametrize("seed", SEEDS)
 def test_as_of_each_run_the_mart_is_the_source_then(make_arena: MakeArena, seed: int, mode: str) -> None:
     rng = random.Random(f"{seed}-{mode}")
-    # Longer than a busy machine keeps a runner waiting: only those that are killed lose their leases, at once.
+    # Longer than a busy machine delays a runner: only killed runners lose their leases, and immediately.
     arena = make_arena(lease_seconds=20.0)
     prepare(arena, rng, mode)
     snapshots: list[tuple[str, int]] = []
@@ -92,7 +92,7 @@ def run_to_its_end(arena: Arena) -> None:
 
 
 def run_and_kill(arena: Arena, rng: random.Random, point: str | None) -> None:
-    """Lose the runner at the failpoint, or at any moment; another one comes to the end."""
+    """Lose the runner at the failpoint, or at any moment; another one finishes the run."""
     if point:
         arena.arm(point, "kill")
     arena.request("items")
@@ -113,7 +113,7 @@ def has_ended(arena: Arena) -> bool:
 
 
 def kill_owner(arena: Arena, rng: random.Random) -> None:
-    """Kill the runner that has the pipeline, some time after it took it up."""
+    """Kill the runner of the pipeline, some time after it claimed it."""
     arena.await_true(lambda: owner(arena) or has_ended(arena), PATIENCE_SECONDS, "items claimed")
     time.sleep(rng.uniform(0, 0.1))
     if victim := owner(arena):
@@ -129,7 +129,7 @@ def owner(arena: Arena) -> int | None:
 
 
 def latest(arena: Arena) -> tuple[str, int]:
-    """The time of the latest snapshot, and the number that it showed."""
+    """Return the time of the latest snapshot, and the number that it showed."""
     done = runs.find_current(arena.admin, arena.ids["items"])
     assert done is not None
     assert done["status"] == "SUCCESS", done["error_message"]
@@ -138,7 +138,7 @@ def latest(arena: Arena) -> tuple[str, int]:
 
 
 def require_kept_apart(arena: Arena) -> None:
-    """The server itself refused overlapping states from the first run to the last."""
+    """Require that the server itself has refused overlapping states from the first run to the last."""
     found = arena.sql(
         "SELECT convalidated FROM pg_constraint WHERE conrelid = 'analytics.items'::regclass AND contype = 'x'"
     )

@@ -1,4 +1,4 @@
-"""All interleavings of two runners on one pipeline: at no point does anything break, and every end can be continued."""
+"""Explore all interleavings of two runners on one pipeline: nothing breaks, and every end can be continued."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""All of the live path is killed, stopped and crashed under load: marts end equal, and show no moment that never was.
+"""Kill, stop and crash all of the live path under load: marts end equal, and show no moment that never was.
 
-The long form strikes each failpoint of feed and follower, with kill -9 and with SIGSTOP, in an order that the seed
-draws; crashes both servers, drops the slot and restarts the whole platform, for ten seeds.
+The long form hits each failpoint of feed and follower, with kill -9 and with SIGSTOP, in an order that the seed
+determines; crashes both servers, drops the slot and restarts the whole platform, for ten seeds.
 """
 
 import os
@@ -24,14 +24,14 @@ from vitrina import failpoints
 
 Strike = Callable[[World, random.Random], None]
 
-# Passed with every change, by the owner of the feed and by followers.
+# Reached with every change, by the owner of the feed and by followers.
 FOLLOWING = (
     *("feed.copied", "feed.stored", "feed.confirmed"),
     *("live.gathered", "batch.filled", "merge.applied", "batch.fenced", "batch.committed"),
 )
-# Passed when somebody else begins to read the log.
+# Reached when another owner begins to read the log.
 OWNING = ("feed.claimed", "feed.started", "feed.published")
-# Passed when a full load is asked for, which ends one run and begins the next.
+# Reached when a full load is requested, which ends one run and begins the next.
 LOADING = (
     *("run.concluding", "run.concluded", "claim.taken", "run.seized", "run.planned", "load.fenced", "load.begun"),
     *("publish.applied", "publish.fenced", "publish.committed", "pass.begun"),
@@ -44,15 +44,12 @@ def test_every_failpoint_of_the_live_path_is_struck() -> None:
     assert {*FOLLOWING, *OWNING, *LOADING} == every - of_passes
 
 
-# --- what goes wrong -------------------------------------------------------------------------------------------------
-
-
 def kill_at(point: str, world: World, chance: random.Random) -> None:
     world.process(_struck(world, chance, point, "kill")).wait(timeout=PATIENCE_SECONDS)
 
 
 def stop_at(point: str, world: World, chance: random.Random) -> None:
-    """The process stands still until another one has everything that it held, then goes on where it was."""
+    """Stop the process until another one has taken over everything that it held, then let it continue."""
     pid = _struck(world, chance, point, "stop")
     world.await_true("another runner has taken over", lambda: not world.held_by([pid]))
     world.await_quiet()
@@ -73,7 +70,7 @@ def _struck(world: World, chance: random.Random, point: str, action: str) -> int
 
 
 def _kill_feed_owner(world: World) -> None:
-    world.await_true("somebody owns the feed", lambda: world.feed_owner() is not None)
+    world.await_true("a runner owns the feed", lambda: world.feed_owner() is not None)
     owner = world.feed_owner()
     if owner:
         world.kill(owner)
@@ -109,9 +106,6 @@ KILLS: dict[str, Strike] = {f"kill at {point}": partial(kill_at, point) for poin
 STOPS: dict[str, Strike] = {f"stop at {point}": partial(stop_at, point) for point in (*FOLLOWING, *OWNING, *LOADING)}
 STRIKES = CRASHES | KILLS | STOPS
 SHORT = ("kill at batch.fenced", "source crashes", "slot is dropped")
-
-
-# --- and what must hold ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.chaos

@@ -1,4 +1,4 @@
-"""A model of people, transactions and dying runners: whatever they do in whatever order, the marts come out right."""
+"""Model users, transactions and dying runners: whatever they do in whatever order, the marts are right in the end."""
 
 import threading
 from collections.abc import Callable
@@ -34,7 +34,7 @@ counts = st.integers(1, 3)
 
 
 class Life(RuleBasedStateMachine):
-    """One database, reused: every example starts with the marts as the last one left them, and new sources."""
+    """Reuse one database: every example starts with the marts as the last one left them, and new sources."""
 
     arena: Arena
     settings: Settings
@@ -58,8 +58,6 @@ class Life(RuleBasedStateMachine):
         if self.late is not None:
             self.late.close()
 
-    # --- the source ----------------------------------------------------------------------------------------------
-
     @rule(first=ids, rows=st.integers(1, 300))
     def update(self, first: int, rows: int) -> None:
         self.arena.sql(
@@ -81,7 +79,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.late is None)
     @rule()
     def begin_a_late_transaction(self) -> None:
-        """It stamps its row now and commits some day: a plain cursor would be past it by then."""
+        """Stamp a row now and commit it later, when a plain cursor would have passed it."""
         assert self.settings.admin_url is not None
         self.late = database.connect(self.settings.admin_url.get_secret_value(), "someone")
         self.late.execute("BEGIN")
@@ -97,8 +95,6 @@ class Life(RuleBasedStateMachine):
         self.late.execute("COMMIT" if keep else "ROLLBACK")
         self.late.close()
         self.late = None
-
-    # --- people and runners ----------------------------------------------------------------------------------------
 
     @rule(kind=kinds)
     def run(self, kind: str) -> None:
@@ -143,17 +139,17 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.asleep)
     @rule()
     def beat_in_time(self) -> None:
-        """The lease is nearly over; a heartbeat comes, then somebody looks for expired leases."""
+        """Send a heartbeat when the lease is nearly over, then check for expired leases."""
         held = [c for c in self.asleep if leases.find_status(self.arena.admin, c)]
         self.arena.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL")
-        leases.extend(self.arena.admin, self.claims_at_work(), LEASE_SECONDS)
+        leases.extend(self.arena.admin, self.current_claims(), LEASE_SECONDS)
         assert recovery.recover_expired(self.arena.admin, max_attempts=1000) == []
         assert all(leases.find_status(self.arena.admin, claim) for claim in held)
 
     @precondition(lambda self: self.asleep)
     @rule()
     def wake_up_late(self) -> None:
-        """Taken over or not: a claim that is still good does its work, one that is not changes nothing."""
+        """Continue a claim that may have been taken over: a valid one does its work, another changes nothing."""
         self.perform(self.asleep.pop(0))
 
     @rule()
@@ -165,7 +161,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def come_to_rest(self) -> None:
-        """Everybody is resumed and run to the end."""
+        """Resume all pipelines and run them to the end."""
         self.take_over()
         for kind in KINDS:
             self.request(kind)
@@ -177,15 +173,13 @@ class Life(RuleBasedStateMachine):
     def nothing_doubled(self) -> None:
         assert [*self.arena._doubled(), *self.arena._late()] == []
 
-    # --- how ---------------------------------------------------------------------------------------------------------
-
     def request(self, kind: str) -> None:
         pipelines.request_run(self.arena.admin, self.arena.ids[kind], trigger=Trigger.API)
 
     def claim(self) -> Claim | None:
         return leases.claim_next(self.arena.admin, uuid4(), LEASE_SECONDS)
 
-    def claims_at_work(self) -> list[Any]:
+    def current_claims(self) -> list[Any]:
         rows = self.arena.sql("SELECT claim_id FROM etl.etl_pipelines WHERE claim_id IS NOT NULL")
         return [row["claim_id"] for row in rows]
 
@@ -214,7 +208,7 @@ class Life(RuleBasedStateMachine):
         return hit
 
     def expect_up_to_date(self, kind: str) -> None:
-        """Once idle, everything committed before an accepted run is in the mart."""
+        """Require that an idle pipeline's mart has everything committed before an accepted run."""
         if self.arena.status(kind) == "IDLE":
             assert list(self.arena._lost([kind])) == []
         assert self.arena.status(kind) != "FAILED", self.arena._row(kind)["last_error"]
@@ -237,7 +231,7 @@ def test_any_life_ends_well(life: type[Life], seed: int) -> None:
     run_state_machine_as_test(chosen, settings=_settings(50 if LONG else 6, steps=30 if LONG else 15))
 
 
-# Short lives that need the protection; chance would find them too, but not in the time of a test.
+# Short sequences that need the protection. Random search would find them too, but not in the time of a test.
 LIVES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "fence_off": [
         ("run", {"kind": "inc_pages"}),
@@ -283,6 +277,6 @@ def _settings(examples: int, *, steps: int) -> hypothesis.settings:
         stateful_step_count=steps,
         deadline=None,
         database=None,
-        phases=(Phase.generate,),  # making a failure smaller takes longer than reading it
+        phases=(Phase.generate,),  # shrinking a failure takes longer than reading it
         suppress_health_check=list(HealthCheck),
     )

@@ -1,4 +1,4 @@
-"""The fault tests themselves are tested: with a protection taken away, the same scenario must turn red."""
+"""Test the fault tests themselves: with a protection removed, the same scenario must fail."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tests.chaos.conftest import LONG, MakeArena, findings, say
 
 
 def a_late_runner_wakes_up(arena: Arena) -> list[str]:
-    """It does not notice that it is late, and its sessions are still open: only the fence is left."""
+    """Wake a runner that does not notice it is late and whose sessions are open: only the fence is left."""
     arena.mutants = ["blind", *arena.mutants]
     arena.prepare(["inc_pages"])
     arena.start_runners(2)

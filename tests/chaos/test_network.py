@@ -1,4 +1,4 @@
-"""Lines to metastore, source and target break, hang and slow down in the middle of a run: it ends right anyway."""
+"""Break, hang and slow down connections in the middle of a run: it ends right anyway."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from vitrina.settings import Settings
 
 
 class LostFence(CutReply):
-    """A transaction that moves the checkpoint is committed, and whoever sent it never hears of it."""
+    """Commit a transaction that moves the checkpoint, and lose the reply to its sender."""
 
     def __init__(self) -> None:
         super().__init__(lambda data: b"COMMIT" in data)
@@ -59,10 +59,10 @@ def test_a_bad_line_delays_a_run_and_nothing_else(lines: "Lines", tmp_path: Path
         arena.request(*arena.ids)
         arena.await_quiet()
         for kind in arena.ids:
-            assert behind_a_batch(arena, kind, lines, line, fault) == []
+            assert after_a_batch(arena, kind, lines, line, fault) == []
 
 
-def behind_a_batch(arena: Arena, kind: str, lines: "Lines", line: str, fault: str) -> list[str]:
+def after_a_batch(arena: Arena, kind: str, lines: "Lines", line: str, fault: str) -> list[str]:
     arena.change_source()
     arena.hold(kind, "batch.committed", 2)
     happening = lines.misbehave(line, fault)
@@ -76,9 +76,6 @@ def behind_a_batch(arena: Arena, kind: str, lines: "Lines", line: str, fault: st
     return arena.violations(kind)
 
 
-# --- the same with a protection taken away -------------------------------------------------------------------------
-
-
 def in_a_publish_longer_than_the_lease(arena: Arena, kind: str, lines: "Lines", line: str, fault: str) -> list[str]:
     arena.change_source()
     lines.misbehave(line, fault)
@@ -89,7 +86,7 @@ def in_a_publish_longer_than_the_lease(arena: Arena, kind: str, lines: "Lines", 
 
 
 def comes_back_when_another_runner_is_done(arena: Arena, kind: str, lines: "Lines", line: str, fault: str) -> list[str]:
-    """One runner is cut off past its lease, the other one has a good line."""
+    """Cut off one runner past its lease, while the other one has a good connection."""
     arena.change_source()
     arena.hold(kind, "run.planned")
     epoch = arena.epoch(kind)
@@ -109,19 +106,19 @@ def comes_back_when_another_runner_is_done(arena: Arena, kind: str, lines: "Line
 
 @dataclass(frozen=True)
 class Broken:
-    """What is taken away, and the bad line on which that shows."""
+    """Hold what is removed, and the bad connection on which that shows."""
 
     mutant: str
     kind: str
     line: str
     fault: str
-    scenario: Callable[..., list[str]] = behind_a_batch
+    scenario: Callable[..., list[str]] = after_a_batch
     seconds_per_row: float = 0
     handicap: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
-        """A long publish must fail for the reason in question, not by a timeout, and soon."""
+        """Return settings with which a long publish fails for the reason in question, not by a timeout, and soon."""
         return {"VITRINA_STATEMENT_TIMEOUT_SECONDS": "30", "VITRINA_MAX_ATTEMPTS": "3"} if self.seconds_per_row else {}
 
 
@@ -157,7 +154,7 @@ def test_a_missing_protection_is_found(lines: "Lines", tmp_path: Path, broken: B
 
 @dataclass
 class Lines:
-    """A proxy on each of a runner's lines. The test itself talks to the server directly."""
+    """Hold a proxy on each of a runner's connections. The test itself connects to the server directly."""
 
     metastore: Settings
     marts: Settings
@@ -167,7 +164,7 @@ class Lines:
 
     @contextmanager
     def arena(self, directory: Path, line: str, kinds: Sequence[str], seconds_per_row: float = 0) -> Iterator[Arena]:
-        """Pipelines whose runs need the line: a target of its own means that rows come through Arrow."""
+        """Create pipelines whose runs need the connection: with a separate target, rows pass through Arrow."""
         elsewhere = line == "target"
         arena = Arena(
             self.metastore,
@@ -203,7 +200,7 @@ def lines(server: TemporaryServer, template: str, database: Settings) -> Iterato
             "VITRINA_CONN_MARTS": _through(proxies["target"], marts.database_url),
             # A server that is there but never answers is given up after twice this and ten seconds.
             "VITRINA_STATEMENT_TIMEOUT_SECONDS": "3",
-            # The fault lasts three seconds; giving up before it is over would be within the rules.
+            # The fault lasts three seconds; giving up before it is over would be allowed.
             "VITRINA_MAX_ATTEMPTS": "20",
         }
         assert database.database_url is not None

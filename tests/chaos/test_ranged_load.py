@@ -1,4 +1,4 @@
-"""One load in ranges of the key whose workers and runners are killed: each range counts once, and all are published."""
+"""Kill workers and runners of a load in ranges of the key: each range counts once, and all are published."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ ROWS = 1_000_000 if LONG else 6_000
 KILLS = 30 if LONG else 4
 WORKERS = 2
 RANGE_ROWS = ROWS // 200 if LONG else ROWS // 20
-# A worker dies when its rows are committed and nobody knows; a runner dies before a part counts, and after.
+# A worker dies when its rows are committed and it has not reported; a runner dies before a part counts, and after.
 POINTS = {"worker": ("batch.filled",), "runner": ("batch.fenced", "batch.committed")}
 STEP = {"order_index": 1, "task_type": "PYTHON", "body": "arena_drop"}
 QUERY = "SELECT id, id AS version, 0 AS applied FROM content.item"
@@ -57,7 +57,7 @@ def test_workers_and_runners_that_are_killed_lose_and_double_nothing(make_arena:
         f" FROM analytics.{kind}"
     )
     assert mart == {"rows": kept, "ids": kept, "publishes": 1}
-    # Beside the ranges that workers had, a runner loses one that it has collected and not counted yet.
+    # Besides the ranges of its workers, a runner loses one that it has collected and not counted yet.
     assert _attempts(arena) <= _ranges(arena) + victims.count("worker") + (WORKERS + 1) * victims.count("runner")
     say(f"{ROWS} rows, {kind}: {victims}, {_ranges(arena)} ranges in {_attempts(arena)} attempts")
 

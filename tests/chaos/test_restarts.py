@@ -1,4 +1,4 @@
-"""The database crashes again and again under load: runs resume by themselves, each time within 30 seconds."""
+"""Crash the database repeatedly under load: runs resume by themselves, each time within 30 seconds."""
 
 import random
 import time
@@ -35,7 +35,7 @@ def test_runs_resume_after_every_crash_of_the_database(crashing: "Crashing") -> 
 
 
 def _crash_once(crashing: "Crashing", after_seconds: float) -> float:
-    """Returns the time from the server's return until every pipeline was done."""
+    """Return the time from the server's return until every pipeline was done."""
     arena = crashing.arena
     arena.change_source()
     arena.request(*KINDS)
@@ -48,11 +48,8 @@ def _crash_once(crashing: "Crashing", after_seconds: float) -> float:
     return took
 
 
-# --- the same with a protection taken away -------------------------------------------------------------------------
-
-
-def behind_a_batch(crashing: "Crashing", kind: str) -> list[str]:
-    """The second batch is committed, and that is all that the runner knows when the server crashes."""
+def after_a_batch(crashing: "Crashing", kind: str) -> list[str]:
+    """Crash the server when the second batch is committed and the runner knows nothing more."""
     arena = crashing.arena
     arena.change_source()
     arena.hold(kind, "batch.committed", 2)
@@ -75,9 +72,9 @@ def in_a_publish_longer_than_the_lease(crashing: "Crashing", kind: str) -> list[
 
 Scenario = Callable[["Crashing", str], list[str]]
 SCENARIOS: dict[str, tuple[str, float, Scenario]] = {
-    "disconnect_fatal": ("inc_pages", 0, behind_a_batch),
-    "stage_trusted": ("full_pages", 0, behind_a_batch),
-    "checkpoint_apart": ("inc_pages", 0, behind_a_batch),
+    "disconnect_fatal": ("inc_pages", 0, after_a_batch),
+    "stage_trusted": ("full_pages", 0, after_a_batch),
+    "checkpoint_apart": ("inc_pages", 0, after_a_batch),
     "lease_ignored": ("full_once", 0.015, in_a_publish_longer_than_the_lease),
     "heartbeat_never": ("full_once", 0.015, in_a_publish_longer_than_the_lease),
 }
@@ -105,7 +102,7 @@ def test_a_missing_protection_is_found(crashing: "Crashing", mutant: str) -> Non
 
 @dataclass
 class Crashing:
-    """A server of the test's own, which may crash without disturbing other tests."""
+    """Hold a server for this test only, which may crash without disturbing other tests."""
 
     server: TemporaryServer
     arena: Arena

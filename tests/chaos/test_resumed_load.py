@@ -1,4 +1,4 @@
-"""One large load whose runner is killed again and again: it goes on where it was, and is published once."""
+"""Kill the runner of one large load repeatedly: it resumes where it was, and is published once."""
 
 import random
 
@@ -14,7 +14,7 @@ KILLS = 20 if LONG else 3
 BATCH_ROWS = ROWS // 100
 # Late enough that each attempt gets a batch further: batch n + 2 is filled only when n has been counted.
 POINTS = (("batch.filled", 3), ("batch.filled", 4), ("batch.fenced", 2), ("batch.fenced", 3), ("batch.committed", 2))
-# Chunks that Postgres cuts, and one stream that is taken up again.
+# Chunks that Postgres cuts, and one stream that is resumed.
 ROUTES = {"pages": {"checkpoint_rows": BATCH_ROWS}, "stream": {"route": "copy", "checkpoint_rows": BATCH_ROWS}}
 
 
@@ -22,7 +22,7 @@ ROUTES = {"pages": {"checkpoint_rows": BATCH_ROWS}, "stream": {"route": "copy", 
 @pytest.mark.timeout(1800 if LONG else 300)
 @pytest.mark.parametrize("kind", ROUTES if LONG else ["stream"])
 def test_a_load_that_is_killed_again_and_again_is_published_once(make_arena: MakeArena, kind: str) -> None:
-    # Only those who are killed lose their lease: each loss is a run on record, and they are counted below.
+    # Only killed runners lose their lease: each loss is a recorded run, and they are counted below.
     arena = make_arena(lease_seconds=60.0)
     _prepare(arena, kind)
     arena.start_runners(1)
@@ -40,7 +40,7 @@ def test_a_load_that_is_killed_again_and_again_is_published_once(make_arena: Mak
 
     runs = arena.sql("SELECT status, rows_read, batches, metrics FROM etl.etl_runs ORDER BY started_at")
     assert [run["status"] for run in runs] == ["FAILED"] * KILLS + ["SUCCESS"]
-    # Each batch was counted once, by the run that read it, and the next run began behind it.
+    # Each batch was counted once, by the run that read it, and the next run began after it.
     assert sum(run["rows_read"] for run in runs) == ROWS
     taken_up = [run["metrics"]["continued"][0]["rows"] for run in runs[1:]]
     assert taken_up == [sum(run["rows_read"] for run in runs[: i + 1]) for i in range(KILLS)]
@@ -52,7 +52,7 @@ def test_a_load_that_is_killed_again_and_again_is_published_once(make_arena: Mak
 
 
 def _arm(arena: Arena, chance: random.Random) -> None:
-    """Before there is anybody at work: the load must not be over first."""
+    """Arm the failpoints before any runner starts: the load must not finish first."""
     point, count = chance.choice(POINTS)
     arena.arm(point, "kill", count)
 

@@ -1,4 +1,4 @@
-"""Diamonds of pipelines under kills: whatever runs after others runs exactly once for every wave."""
+"""Kill runners of diamonds of pipelines: whatever runs after others runs exactly once for every wave."""
 
 import random
 from collections import Counter
@@ -11,9 +11,9 @@ from tests.chaos.conftest import LONG, MakeArena, findings, say
 
 RUNNERS = 5
 DIAMONDS, WAVES = (4, 25) if LONG else (2, 5)
-# Where a runner is killed: before, within and behind what counts.
+# Where a runner is killed: before, within and after what counts.
 POINTS = ("claim.taken", "run.seized", "run.planned", "publish.committed", "run.concluding", "run.concluded")
-# Long, so that nobody loses a lease on a busy machine, and a pipeline too many; the dead lose theirs at once.
+# Long, so that no runner loses a lease on a busy machine and runs a pipeline twice; dead ones lose theirs immediately.
 LEASE_SECONDS = 60.0
 QUERY = "SELECT id, version FROM content.item"
 
@@ -30,11 +30,11 @@ def test_every_pipeline_of_a_diamond_runs_once_per_wave(make_arena: MakeArena) -
             arena.arm(chance.choice(POINTS), "kill", chance.randint(1, 3 * DIAMONDS))
         assert wave(arena, tops) == [], f"wave {number}"
     say(f"{DIAMONDS * WAVES} diamonds, {len(arena.ended)} runners killed: every pipeline ran once per wave")
-    assert arena.ended, "nobody was killed"
+    assert arena.ended, "no runner was killed"
 
 
 def wave(arena: Arena, tops: list[str]) -> list[str]:
-    """One run of each top, and everything that follows from it; what did not run exactly once."""
+    """Run each top and everything that follows from it. Return what did not run exactly once."""
     before = successes(arena)
     arena.change_source()
     arena.request(*tops)
@@ -45,7 +45,7 @@ def wave(arena: Arena, tops: list[str]) -> list[str]:
 
 
 def outcome(arena: Arena, name: str) -> str:
-    """How the pipeline and its runs ended, for whoever reads that it did not run once."""
+    """Describe how the pipeline and its runs ended, for the message of a failure."""
     runs = arena.sql(
         f"""
         SELECT p.status AS now, r.status, r.trigger, r.error_code, left(r.error_message, 200) AS error
@@ -92,10 +92,10 @@ def expire_leases_of_the_dead(arena: Arena) -> None:
 
 
 def successes(arena: Arena) -> Counter[str]:
-    """Runs that a wave asked for.
+    """Count runs that a wave requested.
 
-    Without what follows a continued load: a runner that dies after it has prepared a stage, and before it has noted
-    which request that answers, leaves a load that is continued and then one run that finds nothing new.
+    Runs after a continued load are left out: a runner that dies after it has prepared a stage, and before it has
+    recorded which request that answers, leaves a load that is continued and then one run that finds nothing new.
     """
     return Counter(
         row["name"]
@@ -104,9 +104,6 @@ def successes(arena: Arena) -> Counter[str]:
             " WHERE r.status = 'SUCCESS' AND r.trigger <> 'follow-up'"
         )
     )
-
-
-# --- the same with a protection taken away -------------------------------------------------------------------------
 
 
 def a_runner_dies_before_its_run_is_concluded(arena: Arena) -> list[str]:

@@ -1,4 +1,4 @@
-"""A runner is killed or stopped in the middle of a bulk request: no document is lost, none goes back in time."""
+"""Kill or stop a runner in the middle of a bulk request: no document is lost, none returns to an older version."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.settings import Settings
 
-# With the mutant, an earlier claim's name for the index stays, and what comes late under it is taken.
+# With the mutant, an earlier claim's alias of the index stays, and late requests that use it are accepted.
 CASES = [("kill", None), ("stop", None), *([("kill", "alias_kept")] if LONG else [])]
 
 
@@ -41,7 +41,7 @@ def test_a_runner_lost_in_the_middle_of_a_bulk_loses_nothing(scene: "Scene", act
 
 @dataclass
 class Scene:
-    """One pipeline into an index, its runners' line to the search server, and our own."""
+    """Hold one pipeline into an index, its runners' connection to the search server, and the test's own."""
 
     arena: Arena
     proxy: HttpFaultProxy
@@ -49,7 +49,7 @@ class Scene:
     index: str
 
     def late_bulk(self, action: str) -> list[str]:
-        """What a lost runner sent reaches the server when its successor is done; what is wrong then."""
+        """Deliver what a lost runner sent when its successor is done. Return what is wrong then."""
         self.arena.start_runners(2)
         self.arena.request("documents")
         self.arena.await_quiet()
@@ -62,9 +62,9 @@ class Scene:
         return [*found, *self.wrong(), *([] if refused else ["a late bulk was not refused"])]
 
     def lose_a_runner(self, action: str) -> Hold:
-        """All bulks of a run but one stay on their way; the runner that waits for them is lost, taken over from."""
+        """Hold back all bulks of a run but one; lose the runner that waits for them, and let another take over."""
         self.arena.change_source()
-        late = Hold(times=1_000_000, passing=1)  # every try of them, until the runner is lost
+        late = Hold(times=1_000_000, passing=1)  # every attempt, until the runner is lost
         self.arena.hold("documents", "run.planned")
         self.proxy.fault = late
         self.arena.let_go()
@@ -73,13 +73,13 @@ class Scene:
         os.kill(self.arena.victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
         self.proxy.heal()
         self.arena.disarm()
-        # What the successor writes is newer than what is on its way.
+        # What the successor writes is newer than what is held back.
         self.arena.change_source()
         self.arena.await_true(lambda: self.arena.epoch("documents") > epoch, PATIENCE_SECONDS, "a takeover")
         return late
 
     def wrong(self) -> list[str]:
-        """Documents that are missing or of another version than their row; incremental ones outlive their rows."""
+        """List documents that are missing or differ from their row in version; incremental ones outlive their rows."""
         self.client.refresh(self.index)
         hits = self.client.search(self.index, {"size": 2000, "query": {"match_all": {}}})["hits"]["hits"]
         found = {hit["_source"]["id"]: hit["_source"]["version"] for hit in hits}
@@ -95,7 +95,7 @@ def scene(search: Target, database: Settings, tmp_path: Path) -> Iterator[Scene]
     index = f"vitrina-test-{uuid4().hex[:12]}"
     with HttpFaultProxy(urlsplit(search.url).port or 9200) as proxy:
         environment = {"ELASTICSEARCH_URL": proxy.url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:vitrina-test-*"}
-        # No shorter: whose lease a busy machine takes away is not the runner that this is about.
+        # Not shorter, or a busy machine takes away the lease of another runner than the one that is tested.
         with Arena(database, tmp_path, environment=environment, lease_seconds=4.0) as arena:
             arena.prepare_index("documents", f"es:{index}")
             yield Scene(arena, proxy, client, index)

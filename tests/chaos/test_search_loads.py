@@ -1,4 +1,4 @@
-"""Runners are killed and stopped in loads of every kind into indexes, while somebody searches them all the time."""
+"""Kill and stop runners in loads of every kind into indexes, while threads search them all the time."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from vitrina.connectors.search.generations import Generations
 from vitrina.errors import RunError
 from vitrina.settings import Settings
 
-# Each version makes other rows say that they are gone, and brings back those of the version before.
+# Each version marks other rows as deleted, and restores those of the version before.
 QUERY = "SELECT id, version, updated_at, (id + version) % 7 = 0 AS gone FROM content.item"
 PASS: dict[str, Any] = {**CURSOR, "options": {"cursor_clock": "database", "delete_when": "gone"}}
 PIPELINES: dict[str, dict[str, Any]] = {
@@ -49,10 +49,10 @@ EVERY = [
 @pytest.mark.search
 @pytest.mark.timeout(3600 if LONG else 600)
 @pytest.mark.parametrize("search", kinds() if LONG else kinds()[:1], indirect=True)
-def test_whoever_searches_meanwhile_sees_whole_loads_and_in_the_end_nothing_is_wrong(house: "House") -> None:
+def test_searches_see_whole_loads_and_in_the_end_nothing_is_wrong(house: "House") -> None:
     house.arena.start_runners(2)
     house.run_all()
-    house.refresh()  # the first documents of a pass are seen within a second, and not at once
+    house.refresh()  # the first documents of a pass are visible within a second, not immediately
     with house.searchers() as searchers:
         for strike in EVERY if LONG else SHORT:
             house.arena.strike(*strike, count=1)
@@ -67,7 +67,7 @@ def test_whoever_searches_meanwhile_sees_whole_loads_and_in_the_end_nothing_is_w
 
 
 class ItemsThatGoAndComeBack(Arena):
-    """Every row always has the version that all others have: a load that mixes two shows it."""
+    """Keep all rows at the same version: a load that mixes two versions shows it."""
 
     def change_source(self) -> None:
         self.versions += 1
@@ -82,7 +82,7 @@ class ItemsThatGoAndComeBack(Arena):
 
 @dataclass
 class Searchers:
-    """Threads that search one index each; what they should never have seen."""
+    """Search one index in each thread; record what they should never have seen."""
 
     complaints: list[str] = field(default_factory=list)
     searches: int = 0
@@ -108,14 +108,14 @@ class Searchers:
                 continue
             self.searches += 1
             versions = {hit["_source"]["version"] for hit in hits}
-            # Documents of a pass come one by one; those of a full load come at once.
+            # Documents of a pass appear one by one; those of a full load appear at once.
             if not hits or (name == "full" and len(versions) != 1):
                 self.complaints.append(f"{index} showed {len(hits)} documents of versions {versions}")
 
 
 @dataclass
 class House:
-    """One pipeline of each kind over one source, each with an index of its own."""
+    """Hold one pipeline of each kind over one source, each with its own index."""
 
     arena: Arena
     client: SearchClient
@@ -146,7 +146,7 @@ class House:
         if missing or extra or different:
             yield f"{name}: {different} different, {missing} missing, {extra} extra"
         left = sorted(self.client.list_indexes(f"{index}*"))
-        # A full load keeps the generation that it replaced: a search of it may be under way.
+        # A full load keeps the generation that it replaced, because a search of it may be running.
         if len(left) != (2 if name == "full" else 1) or left[-1] != Generations(self.client, index).standing().concrete:
             yield f"{name}: left {left}"
         if self.arena.status(name) != "IDLE":

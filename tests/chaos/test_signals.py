@@ -1,4 +1,4 @@
-"""Being told to stop or to pause: at the batch boundary, in the middle of a long publish, while waiting."""
+"""Stop and pause runners: at the batch boundary, in the middle of a long publish, while waiting."""
 
 import signal
 import time
@@ -11,7 +11,7 @@ from vitrina.store import pipelines
 
 
 def working(arena: Arena, kind: str, *, seconds_per_row: float) -> None:
-    """One runner in the middle of a run that takes much longer than a test may."""
+    """Bring one runner to the middle of a run that takes much longer than a test may."""
     arena.prepare([kind], seconds_per_row=seconds_per_row)
     arena.start_runners(1)
     arena.request(kind)
@@ -19,7 +19,7 @@ def working(arena: Arena, kind: str, *, seconds_per_row: float) -> None:
 
 
 def tell_to_stop(arena: Arena) -> None:
-    """Once, and heard."""
+    """Send one signal, and wait until the runner has logged it."""
     [runner] = arena.runners
     runner.process.send_signal(signal.SIGTERM)
     arena.await_true(lambda: arena.said()["runner.draining"] > 0, PATIENCE_SECONDS, "the signal was heard")
@@ -56,7 +56,7 @@ def test_the_first_signal_drains_a_long_publish_and_gives_the_lease_back(make_ar
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-def test_the_first_signal_lets_the_batch_at_work_finish(make_arena: MakeArena) -> None:
+def test_the_first_signal_lets_the_running_batch_finish(make_arena: MakeArena) -> None:
     arena = make_arena(lease_seconds=30.0)
     arena.prepare(["inc_pages"])
     arena.start_runners(1)

@@ -1,4 +1,4 @@
-"""The soak's own judgement: an hour is too long to find out that it would not have noticed."""
+"""Test the verdict of the soak: an hour is too long to find out that it would not have noticed."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.chaos import gil
 from tests.chaos.arena import ROOT
 from tests.chaos.soak import Sample, _judge, _judge_held
 
-# Looks fall between runs and into the middle of them.
+# Measurements between runs and in the middle of them.
 STEADY = [Sample(450.0, 5 + (i % 7) * 2, 3.0, 0.1) for i in range(360)]
 
 
@@ -51,8 +51,8 @@ def test_a_lock_that_is_held_for_long_is_noticed_and_a_processor_that_is_not_fre
     assert _judge_held({}, "") == ["no runner told for how long it could run no Python"]
 
 
-def test_a_process_tells_for_how_long_somebody_held_its_lock(tmp_path: Path) -> None:
-    """The expression keeps the lock until it is done; the thread that watches is heard before and behind it."""
+def test_a_process_reports_how_long_its_lock_was_held(tmp_path: Path) -> None:
+    """Hold the lock with one expression; the watching thread runs before and after it."""
     program = """
 import sys, re, time
 from pathlib import Path

@@ -53,7 +53,7 @@ def test_frames_in_frames_out() -> None:
 
 
 def test_a_result_that_is_no_frame_is_named() -> None:
-    with pytest.raises(StepFailed, match="it gave Series, not a pandas"):
+    with pytest.raises(StepFailed, match="it returned Series, not a pandas"):
         run_step(wrong, ROWS)
 
 

@@ -147,4 +147,4 @@ def test_sealing_anew_gives_way_to_whoever_entered_another_meanwhile(bench: Work
     before = kept_connections.list_sealed(bench.metastore)["shop"]
     keep(bench, "shop", shop)
     anew = Sealed("ab", b"box")
-    assert not kept_connections.seal_anew(bench.metastore, "shop", before, anew)
+    assert not kept_connections.reseal(bench.metastore, "shop", before, anew)

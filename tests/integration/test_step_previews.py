@@ -124,7 +124,7 @@ def test_validation_tries_the_steps_and_writes_nothing(bench: Workbench) -> None
         (("nowhere", {}), "invalid", "there is no Python step 'nowhere'"),
         (("keep_rows", {"where": "1 = 1"}), "invalid", "params.where"),
         (("explode", {"column": "title"}), "fatal", "not a list"),
-        (("drop_columns", {"columns": ["id"]}), "target_mismatch", "'id' is not there behind the steps"),
+        (("drop_columns", {"columns": ["id"]}), "target_mismatch", "'id' is not there after the steps"),
     ],
 )
 def test_validation_says_what_a_run_would_say(

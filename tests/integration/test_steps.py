@@ -293,11 +293,11 @@ def test_a_step_that_loses_the_key_is_named(bench: Workbench) -> None:
     bench.pipeline("films", "SELECT 1", tasks=plan(QUERY, ("it_null_key", {})), target_key=["id"])
     run = bench.run("films")
     assert run["error_code"] == "bad_key"
-    assert "'id' is NULL in 1 row(s) of batch 1 behind the steps" in run["error_message"]
+    assert "'id' is NULL in 1 row(s) of batch 1 after the steps" in run["error_message"]
     bench.change("films", tasks=plan(QUERY, ("drop_columns", {"columns": ["id"]})))
     run = bench.run("films")
     assert run["error_code"] == "target_mismatch"
-    assert "'id' is not there behind the steps" in run["error_message"]
+    assert "'id' is not there after the steps" in run["error_message"]
 
 
 @pytest.mark.parametrize(

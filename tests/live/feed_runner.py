@@ -10,7 +10,7 @@ from vitrina.store.database import Connection
 
 
 def confirmed_before_stored() -> None:
-    def advance(self: feeds._Pump) -> None:
+    def advance(self: feeds._ReplicationLoop) -> None:
         if self._feed.position <= self._known.stored_upto and not self._storage.changes:
             return
         self._feed.confirm(self._feed.position)
@@ -18,7 +18,7 @@ def confirmed_before_stored() -> None:
         self._known.stored_upto = self._storage.commit(self._feed.position)
         failpoints.hit("feed.stored")
 
-    feeds._Pump._advance = advance  # type: ignore[method-assign]
+    feeds._ReplicationLoop._advance = advance  # type: ignore[method-assign]
 
 
 def unguarded() -> None:

@@ -108,7 +108,7 @@ def test_feeds_are_listed_and_dropped_on_the_command_line(followed: Platform, tm
     assert feeds.list_all(followed.bench.metastore) == []
     assert followed.bench.sql(r"SELECT 1 AS found FROM pg_class WHERE relname ~ '^feed_segment_\d+$'") == []
     # The runner that owned it does not make it again.
-    until(lambda: not any(owner.is_at_work for keeper in followed.keepers for owner in keeper._owners.values()))
+    until(lambda: not any(owner.is_running for keeper in followed.keepers for owner in keeper._owners.values()))
     assert not followed.exists()
     assert followed.bench.sql("SELECT 1 AS found FROM pg_publication") == []
 

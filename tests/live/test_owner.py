@@ -238,7 +238,7 @@ def test_an_owner_whose_lease_is_over_stores_nothing_more(platform: Platform) ->
     for number in range(50):
         platform.sql(f"INSERT INTO content.film VALUES ({number})")
     assert [change.new for change in platform.changes(ready)] == [{"id": str(number)} for number in range(50)]
-    until(lambda: sum(owner.is_at_work for keeper in platform.keepers for owner in keeper._owners.values()) == 1)
+    until(lambda: sum(owner.is_running for keeper in platform.keepers for owner in keeper._owners.values()) == 1)
 
 
 def test_a_slot_that_is_dropped_by_hand_means_reload_and_heals(platform: Platform) -> None:

@@ -1,1 +1,1 @@
-"""What tests share: servers, workbenches, proxies."""
+"""Provide what tests share: servers, workbenches, proxies."""

@@ -1,4 +1,4 @@
-"""Things that take a while to make: one is always ready, because the next is made while the last is in use."""
+"""Prepare slow fixtures in advance: the next is made while the last is in use."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Hands out what `make` makes; a failure is that of whoever gets it, and not of those who come later."""
+    """Hand out what `make` makes. A failure is raised to the caller that gets the failed item, not to later ones."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""Steps and sources that nobody should have to trust; imported by workers alone."""
+"""Define steps and sources that misbehave. Only workers import them."""
 
 import ctypes
 import json
@@ -19,11 +19,11 @@ from vitrina.transforms.wire import Message
 
 
 class Mischief(BaseModel):
-    """What is done, and on which row."""
+    """Describe what a step does, and on which row."""
 
     how: str
     row: int
-    # A file that tells the test that it has begun.
+    # A file that tells the test that the step has started.
     marker: str = ""
 
 
@@ -49,18 +49,18 @@ def _print_much() -> None:
 
 
 def _fork() -> None:
-    """Both of them go on with the batch, and answer."""
+    """Fork: both processes continue with the batch, and answer."""
     os.fork()
 
 
 def _answer_twice() -> None:
-    """Something that looks like an answer, ahead of the real one."""
+    """Send something that looks like an answer before the real one."""
     forged = Message({"left": [0]}, (wire.packed(pa.table({})), wire.packed_letters([]), wire.packed_names([])))
     wire.send(int(sys.argv[2]), forged)
 
 
 def _answer_nonsense() -> None:
-    """With the right number: whoever looks for it finds it."""
+    """Send an invalid answer with the right number, so that the runner reads it."""
     frame = sys._getframe()
     while "question" not in frame.f_locals:
         assert frame.f_back
@@ -70,13 +70,13 @@ def _answer_nonsense() -> None:
 
 
 def _send_many_lists() -> None:
-    """A header that takes twenty times its size when it is read."""
+    """Send a header that takes twenty times its size in memory when it is parsed."""
     header = b"[" + b"[]," * (20 << 20) + b"0]"
     _write(len(header).to_bytes(4, "little") + header)
 
 
 def _promise_much() -> None:
-    """More than the worker may have itself."""
+    """Announce more bytes than the worker may have itself."""
     header = json.dumps([{}, [3 << 30]]).encode()
     _write(len(header).to_bytes(4, "little") + header)
     while True:
@@ -90,7 +90,7 @@ def _write(data: bytes) -> None:
 
 
 def _mumble() -> None:
-    """What no database stores, and no encoding has."""
+    """Return text that no database stores, and no encoding has."""
     raise ValueError("a file named \x00 \udcff")
 
 
@@ -121,7 +121,7 @@ WAYS: dict[str, Callable[[], object]] = {
 
 @transform("bad_row", rows=True, params=Mischief)
 def bad_row(row: dict[str, Any], params: Mischief) -> dict[str, Any]:
-    """Behaves until one row comes."""
+    """Return rows unchanged until one matches, then misbehave."""
     if row["id"] == params.row:
         if params.marker:
             Path(params.marker).write_text(str(os.getpid()))
@@ -131,10 +131,10 @@ def bad_row(row: dict[str, Any], params: Mischief) -> dict[str, Any]:
 
 @transform("bad_surroundings")
 def bad_surroundings(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBatch:
-    """Tells what its process was given."""
+    """Return what the step's process can see of its environment."""
     descriptors = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists them
+        with suppress(FileNotFoundError):  # the descriptor that lists them
             descriptors.append(str(descriptor.readlink()))
     told = {
         "environment": "\n".join(f"{name}={value}" for name, value in sorted(os.environ.items())),
@@ -148,13 +148,13 @@ def bad_surroundings(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBa
 
 @transform("bad_pid")
 def bad_pid(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Tells who has done it."""
+    """Return the process ID."""
     return batch.append_column("pid", pa.array([os.getpid()] * batch.num_rows, pa.int32()))
 
 
 @transform("bad_reference")
 def bad_reference(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBatch:
-    """Looks something up, twice."""
+    """Look up the same reference query twice."""
     query = "SELECT id, title FROM content.film_work WHERE id <= 3 ORDER BY id"
     titles = [context.reference(query).num_rows, context.reference(query).column("title").to_pylist()[0]]
     return batch.append_column("seen", pa.array([str(titles)] * batch.num_rows))
@@ -162,7 +162,7 @@ def bad_reference(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBatch
 
 @source("bad_source", params=Mischief)
 def bad_source(context: SourceContext) -> Iterator[Any]:
-    """Misbehaves after some batches of one row."""
+    """Misbehave after some batches of one row."""
     assert isinstance(context.params, Mischief)
     start = (context.checkpoint or {}).get("after", 0)
     for number in range(start + 1, 6):
@@ -176,6 +176,6 @@ def bad_source(context: SourceContext) -> Iterator[Any]:
 
 @source("bad_checkpoint")
 def bad_checkpoint(context: SourceContext) -> Iterator[Any]:
-    """Keeps what it read where it should keep how far it came."""
+    """Store the rows that were read in the checkpoint."""
     context.checkpoint = {"seen": list(range(100_000))}
     yield [{"n": 1}]

@@ -1,4 +1,4 @@
-"""The ClickHouse of the tests as a process, and faults that meet its statements."""
+"""Run the ClickHouse of the tests as a process, with faults on its statements."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class ClickHouseProcess:
-    """A server; without a process it is somebody else's."""
+    """Represent a server; without a process it is an external one."""
 
     url: str
     process: "subprocess.Popen[str] | None" = None
@@ -31,11 +31,11 @@ class ClickHouseProcess:
         return self.process is not None
 
     def fault(self, on: str, do: str) -> None:
-        """Meet the next statement that contains `on`; the actions are those of `tests.support.clickhouse_server`."""
+        """Inject a fault into the next statement that contains `on`; `clickhouse_server` lists the actions."""
         self._ask("fault", on=on, do=do)
 
     def met(self) -> int:
-        """How many of the faults that were asked for have met a statement."""
+        """Return how many of the requested faults have hit a statement."""
         return int(self._ask("met"))
 
     def until_met(self, faults: int = 1) -> None:
@@ -55,7 +55,7 @@ class ClickHouseProcess:
         self.process.wait()
 
     def start(self) -> None:
-        """Start it, or start it again where it was."""
+        """Start the server, or restart it on the same port and data."""
         words = [sys.executable, "-m", "tests.support.clickhouse_server", str(self.directory), str(self.port)]
         self.process = subprocess.Popen(words, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True)
         assert self.process.stdout

@@ -1,10 +1,10 @@
-"""ClickHouse's HTTP protocol over the engine itself (chdb), in a process of its own that can be killed and cut off.
+"""Serve ClickHouse's HTTP protocol with its engine (chdb), in a separate process that can be killed and cut off.
 
     python -m tests.support.clickhouse_server DIRECTORY      # prints its port, then serves until it is ended
 
-Faults are asked for at `/fault?on=TEXT&do=ACTION`: the next statement that contains the text is met by the action.
-`lose_request` closes the connection and does nothing; `lose_reply` does the work and closes the connection; `hold`
-waits for `/release` before the work, `hold_reply` after it; `refuse` answers that there is no room for more parts.
+Faults are requested at `/fault?on=TEXT&do=ACTION`; the action applies to the next statement that contains the text.
+`lose_request` closes the connection and does nothing. `lose_reply` executes the statement and closes the connection.
+`hold` waits for `/release` before the execution, `hold_reply` after it. `refuse` answers that there are too many parts.
 """
 
 import base64
@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 USER, PASSWORD = "vitrina", "s3cret"
-# Parameters of a request that are no settings of the engine.
+# Parameters of a request that are not settings of the engine.
 _OF_HTTP = frozenset({
     "query", "query_id", "database", "user", "password", "session_id", "session_timeout", "wait_end_of_query",
     "compress",
@@ -34,7 +34,7 @@ _TOO_MANY_PARTS = "Code: 252. DB::Exception: Too many parts (3000). Merges are s
 
 @dataclass
 class Fault:
-    """What meets the next statement that contains a text."""
+    """Represent a fault for the next statement that contains a text."""
 
     on: str
     do: str
@@ -43,7 +43,7 @@ class Fault:
 
 
 class Engine:
-    """Sessions of one engine; each statement has one for itself while it runs."""
+    """Hold sessions of one engine; each running statement has one for itself."""
 
     def __init__(self, directory: str) -> None:
         import chdb
@@ -56,7 +56,7 @@ class Engine:
 
     @contextmanager
     def session(self, database: str | None, settings: dict[str, str]) -> Iterator[Any]:
-        """Sessions are kept with their settings, which are changed only where the next statement asks for others."""
+        """Lend a session. Sessions keep their settings, which change only if the next statement needs others."""
         try:
             session, of_before = self._idle.get_nowait()
         except Empty:
@@ -84,10 +84,10 @@ class Engine:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One statement, or a request for a fault."""
+    """Handle one statement, or a request for a fault."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # headers and body in one packet: two of them wait for each other
+    wbufsize = -1  # headers and body in one packet, or Nagle's algorithm delays the second
     engine: Engine
 
     def do_GET(self) -> None:
@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
             fault.release.wait()
         try:
             result, form = self._run(statement, data, asked)
-        except Exception as exc:  # noqa: BLE001 - whatever the engine says is the answer
+        except Exception as exc:  # noqa: BLE001 - any error of the engine is the answer
             self._refuse(str(exc))
             return
         if fault and fault.do == "hold_reply":
@@ -187,10 +187,10 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except ConnectionError:
-            self.close_connection = True  # who asked is gone
+            self.close_connection = True  # the client has disconnected
 
     def log_message(self, *_: object) -> None:
-        """Tests read what the runner writes, not this."""
+        """Do nothing: tests read the runner's log, not this."""
 
 
 def _inserted(session: Any, statement: str, form: str, data: bytes) -> bytes:
@@ -203,7 +203,7 @@ def _inserted(session: Any, statement: str, form: str, data: bytes) -> bytes:
 
 
 def _split(query: str, body: bytes) -> tuple[str, bytes]:
-    """The statement is a parameter, or the body, or the body's first line with the data after it."""
+    """Return statement and data: the statement is a parameter, the body, or the first line of the body."""
     if query:
         return query, body
     first, newline, rest = body.partition(b"\n")

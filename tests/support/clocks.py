@@ -1,4 +1,4 @@
-"""Changes of the clocks, and the ticks around them as another library (croniter) and the documented rule have them."""
+"""Compute ticks around clock changes with another library (croniter) and the documented rule."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,7 +9,7 @@ from croniter import croniter
 
 FROM, TO = datetime(2026, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-# Changes of an hour and of half an hour, at midnight and at three, both halves of the globe, and Ramadan.
+# Changes of an hour and of half an hour, at midnight and at three, in both hemispheres, and Ramadan.
 ZONES = (
     *("Europe/Berlin", "America/New_York", "America/Santiago", "Australia/Lord_Howe", "Africa/Casablanca"),
     *("Asia/Beirut", "Pacific/Auckland", "America/Havana", "Europe/London", "Antarctica/Troll"),
@@ -20,7 +20,7 @@ FOLLOWING = ("*/5 2 * * *", "0 * * * *", "*/20 * * * *", "* 1-2 * * SUN", "30 */
 
 @cache
 def transitions(zone: str) -> list[datetime]:
-    """The moments of 2026 and 2027 at which a clock is changed, to the second."""
+    """Return the moments of 2026 and 2027 at which a clock is changed, to the second."""
     info, found, day = ZoneInfo(zone), [], FROM
     while day < TO:
         early, late = day, day + timedelta(days=1)
@@ -38,12 +38,12 @@ def offset(moment: datetime, zone: ZoneInfo) -> timedelta | None:
 
 
 def predicted(expression: str, zone: str, start: datetime, end: datetime) -> list[datetime]:
-    """What croniter says of the time on the wall, under the documented rule of which moment that is."""
+    """Return what croniter computes for wall-clock times, mapped to moments by the documented rule."""
     meant = set(_walls(expression, _wall(start, zone) - 3 * HOUR, _wall(end, zone) + 3 * HOUR))
     if any(field.startswith("*") for field in expression.split()[:2]):
         found = {at for at in _minutes(start, end) if _wall(at, zone) in meant}
     else:
-        found = {_first_at_or_behind(wall, zone) for wall in meant}
+        found = {_first_at_or_after(wall, zone) for wall in meant}
     return sorted(at for at in found if start < at <= end)
 
 
@@ -64,8 +64,8 @@ def _wall(moment: datetime, zone: str) -> datetime:
     return moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
 
 
-def _first_at_or_behind(wall: datetime, zone: str) -> datetime:
-    """The first moment at which the clock shows that time or has jumped over it: minute by minute."""
+def _first_at_or_after(wall: datetime, zone: str) -> datetime:
+    """Find the first moment at which the clock shows that time or has skipped it, minute by minute."""
     at = wall.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC) - 3 * HOUR
     while _wall(at, zone) < wall:
         at += MINUTE

@@ -1,4 +1,4 @@
-"""Many clients at once on few pipelines, and a runner's side of the status machine to play against."""
+"""Run many clients at once on few pipelines, against a runner's side of the status machine."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ PIPELINES = 50
 
 @dataclass
 class Heard:
-    """What the clients were answered: status codes, seconds, accepted changes by pipeline."""
+    """Hold the answers to the clients: status codes, seconds, accepted changes by pipeline."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ def define_pipelines(metastore: Connection) -> None:
 
 
 async def play(url: str, secret: str, *, clients: int, seconds: float) -> Heard:
-    """Every client picks a pipeline and a verb, waits for the answer, and goes on until the time is up."""
+    """Let every client pick a pipeline and a verb and wait for the answer, until the time is up."""
     heard = Heard()
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients, keepalive_expiry=3)
     headers = {"Authorization": f"Bearer {secret}"}
@@ -83,7 +83,7 @@ async def _one(client: httpx.AsyncClient, path: str, verb: str) -> httpx.Respons
 
 @contextmanager
 def a_runner(settings: Settings) -> Iterator[None]:
-    """Takes up requests and concludes them, as fast as it can: the other side of the status machine."""
+    """Claim requested pipelines and conclude them as fast as possible, as the other side of the status machine."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -97,7 +97,7 @@ def a_runner(settings: Settings) -> Iterator[None]:
                         stop.wait(0.01)
                     else:
                         leases.conclude_run(connection, claim)
-        except BaseException as exc:  # noqa: BLE001 - handed to the test below
+        except BaseException as exc:  # noqa: BLE001 - passed to the test below
             failures.append(exc)
 
     thread = threading.Thread(target=work)

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that misbehaves on request: for whatever speaks over a socket, Postgres included."""
+"""Run a TCP proxy on loopback that misbehaves on request, for any protocol including that of Postgres."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class Fault:
-    """How the proxy treats traffic: each method returns what to pass on, None to end the connection with a reset."""
+    """Decide how the proxy treats traffic. Each method returns what to pass on, or None to reset the connection."""
 
     def accepts(self) -> bool:
         return True
@@ -25,14 +25,14 @@ class Fault:
 
 
 class Refuse(Fault):
-    """Nobody is listening, as far as new clients can tell; open connections go on."""
+    """Refuse new clients, as if no server were listening; open connections continue."""
 
     def accepts(self) -> bool:
         return False
 
 
 class BlackHole(Fault):
-    """Bytes go in, on old and new connections, and nothing ever comes out, until the proxy is healed."""
+    """Accept bytes on old and new connections and never return any, until the proxy is healed."""
 
     def to_server(self, data: bytes, link: "Link") -> bytes | None:
         return b""
@@ -42,7 +42,7 @@ class BlackHole(Fault):
 
 
 class Slow(Fault):
-    """Every piece of a reply waits first."""
+    """Delay every piece of a reply."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -53,7 +53,7 @@ class Slow(Fault):
 
 
 class ResetAfter(Fault):
-    """Each connection is reset once so many bytes of replies went through it."""
+    """Reset each connection after a number of bytes of replies."""
 
     def __init__(self, reply_bytes: int) -> None:
         self._reply_bytes = reply_bytes
@@ -63,7 +63,7 @@ class ResetAfter(Fault):
 
 
 class CutReply(Fault):
-    """The server gets a request that `matches` and carries it out; the client's connection breaks before the reply."""
+    """Pass a request that `matches` to the server, then break the client's connection before the reply."""
 
     def __init__(self, matches: Callable[[bytes], bool], times: int = 1) -> None:
         self._matches = matches
@@ -91,7 +91,7 @@ class CutReply(Fault):
 
 
 class Link:
-    """One client's connection through the proxy."""
+    """Represent one client's connection through the proxy."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -99,7 +99,7 @@ class Link:
         self.bytes_to_client = 0
 
     def reset(self) -> None:
-        """End both sides at once; the client sees a reset rather than an orderly end."""
+        """Close both sides immediately; the client sees a reset rather than an orderly end."""
         for side in (self.client, self.server):
             with contextlib.suppress(OSError):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -110,7 +110,7 @@ class Link:
 
 
 class TcpFaultProxy:
-    """Stands in front of a server on loopback; `fault` says what happens to traffic from now on.
+    """Proxy a server on loopback; `fault` decides what happens to traffic from now on.
 
     with TcpFaultProxy(server_port) as proxy:
         proxy.fault = CutReply(lambda data: b"COMMIT" in data)
@@ -192,10 +192,10 @@ class TcpFaultProxy:
                 sink.sendall(kept)
             else:
                 with contextlib.suppress(OSError):
-                    sink.shutdown(socket.SHUT_WR)  # the other direction may still have something to say
+                    sink.shutdown(socket.SHUT_WR)  # the other direction may still send
                 return
         except OSError:
-            pass  # the other side went away
+            pass  # the other side has disconnected
         with self._lock:
             self._links.discard(link)
         link.reset()

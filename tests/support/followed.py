@@ -1,4 +1,4 @@
-"""A small cinema that changes at random, and queries whose marts must follow it."""
+"""Provide a small cinema that changes at random, and queries whose marts must follow it."""
 
 import random
 from collections import Counter
@@ -60,7 +60,7 @@ END $$;
 
 
 class Followed(NamedTuple):
-    """A query, its key, and the tables whose changes may concern every key."""
+    """Hold a query, its key, and the tables whose changes may concern every key."""
 
     name: str
     text: str
@@ -111,7 +111,7 @@ def change_one(session: Connection, chance: random.Random) -> None:
 
 
 class Dml:
-    """One statement each."""
+    """Execute single random statements."""
 
     @staticmethod
     def insert(session: Connection, chance: random.Random, table: str) -> None:
@@ -157,7 +157,7 @@ class Dml:
 
 @dataclass
 class Mart:
-    """A copy of a query's rows, kept true by stale keys alone."""
+    """Keep a copy of a query's rows up to date by stale keys alone."""
 
     followed: Followed
     derivation: QueryDerivation
@@ -200,7 +200,7 @@ class Mart:
         )
 
     def _read(self, session: Connection, text: str) -> "Counter[tuple[Any, ...]]":
-        """Return the rows whose key is not NULL: others are outside of the guarantee."""
+        """Return the rows whose key is not NULL; others are not covered by the guarantee."""
         with session.cursor(row_factory=tuple_row) as cursor:
             rows = cursor.execute(text.encode()).fetchall()
         places = [self.names.index(name) for name in self.followed.key]
@@ -219,7 +219,7 @@ def described(session: Connection, text: str) -> tuple[list[str], list[str]]:
 
 
 def differences(session: Connection, marts: Sequence[Mart], batches: int, chance: random.Random) -> Iterator[str]:
-    """Change, follow and compare, again and again."""
+    """Change, follow and compare repeatedly."""
     for batch in range(batches):
         changed = change_at_random(session, chance)
         for mart in marts:

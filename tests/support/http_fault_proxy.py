@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of a search server that answers for it, holds requests back or changes its bulk replies."""
+"""Run an HTTP proxy in front of a search server that answers for it, delays requests or changes its bulk replies."""
 
 import contextlib
 import gzip
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass
 class Request:
-    """A request as the client sent it, body unpacked."""
+    """Hold a request as the client sent it, with its body decompressed."""
 
     method: str
     path: str
@@ -32,12 +32,12 @@ class Request:
 
 @dataclass
 class Answer:
-    """What goes back to the client."""
+    """Hold what is returned to the client."""
 
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
-    stream: Generator[bytes] | None = None  # instead of a body: passed on as it comes
+    stream: Generator[bytes] | None = None  # passed on as it arrives, instead of a body
 
 
 class DropConnection(Exception):
@@ -48,7 +48,7 @@ Forward = Callable[[Request], Answer]
 
 
 class HttpFault:
-    """Decides about bulk requests, behind the first few, while it has any left to spoil; everything else passes."""
+    """Apply to a number of bulk requests after the first few; everything else passes."""
 
     def __init__(self, times: int = 1_000_000_000, *, passing: int = 0) -> None:
         self._passing = passing
@@ -77,7 +77,7 @@ class HttpFault:
 
 
 class AnswerInstead(HttpFault):
-    """A busy server or a proxy in front of it (429, 502, 503, 504, 413): the server never sees the request."""
+    """Answer in place of the server, as if busy or a proxy (429, 502, 503, 504, 413): it never sees the request."""
 
     def __init__(self, status: int, times: int, *, error_type: str = "made_up_exception") -> None:
         super().__init__(times)
@@ -90,7 +90,7 @@ class AnswerInstead(HttpFault):
 
 
 class TooLarge(HttpFault):
-    """413 for every request above a size, as a proxy with a body limit does."""
+    """Answer 413 to every request above a size, as a proxy with a body limit does."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class TooLarge(HttpFault):
 
 
 class LoseReply(HttpFault):
-    """The server applies the request; the client's connection breaks before the reply."""
+    """Pass the request to the server, then break the client's connection before the reply."""
 
     def spoil(self, request: Request, forward: Forward) -> Answer:
         forward(request)
@@ -111,7 +111,7 @@ class LoseReply(HttpFault):
 
 
 class CutReplyShort(HttpFault):
-    """The server applies the request; the reply says 200 and ends in the middle of its items."""
+    """Pass the request to the server; the reply has status 200 and ends in the middle of its items."""
 
     def spoil(self, request: Request, forward: Forward) -> Answer:
         answer = forward(request)
@@ -121,7 +121,7 @@ class CutReplyShort(HttpFault):
 
 
 class Stall(HttpFault):
-    """The reply comes late."""
+    """Delay the reply."""
 
     def __init__(self, seconds: float, times: int) -> None:
         super().__init__(times)
@@ -134,9 +134,9 @@ class Stall(HttpFault):
 
 
 class Together(HttpFault):
-    """So many requests have to be on their way at once before any of them is answered; `met` says that they were."""
+    """Answer only when this many requests are open at once; `met` records that they were."""
 
-    PATIENCE_SECONDS = 30.0  # less than a client's, and more than any client that sends them together needs
+    PATIENCE_SECONDS = 30.0  # less than a client's timeout, and more than clients that send together need
 
     def __init__(self, count: int) -> None:
         super().__init__(times=count)
@@ -151,7 +151,7 @@ class Together(HttpFault):
 
 
 class Hold(HttpFault):
-    """A request that is stuck on its way: the client's connection breaks, and the server gets it on `release`."""
+    """Hold back a request: the client's connection breaks, and the server gets the request on `release`."""
 
     def __init__(self, times: int = 1, *, passing: int = 0) -> None:
         super().__init__(times, passing=passing)
@@ -166,7 +166,7 @@ class Hold(HttpFault):
 
 
 class FailItems(HttpFault):
-    """A reply of 200 in which some items failed; those documents really were not applied."""
+    """Reply 200 with some failed items; those documents really were not applied."""
 
     def __init__(
         self, share: float, status: int, error_type: str, *, times: int = 1_000_000_000, seed: int = 1
@@ -199,7 +199,7 @@ class FailItems(HttpFault):
 
 
 def split_actions(body: bytes) -> list[bytes]:
-    """The lines of each action; a delete has one, the others two."""
+    """Split into the lines of each action; a delete has one, the others two."""
     actions: list[bytes] = []
     lines = iter(body.splitlines(keepends=True))
     for line in lines:
@@ -221,9 +221,9 @@ def _pieces(connection: http.client.HTTPConnection, reply: http.client.HTTPRespo
 
 
 class HttpFaultProxy:
-    """Stands in front of a search server on loopback; `fault` spoils bulk requests from now on.
+    """Proxy a search server on loopback; `fault` applies to bulk requests from now on.
 
-    `requests` remembers every request; with `tls` the proxy speaks HTTPS to the client.
+    `requests` records every request; with `tls` the proxy speaks HTTPS to the client.
     """
 
     def __init__(self, server_port: int, *, tls: ssl.SSLContext | None = None) -> None:
@@ -310,10 +310,10 @@ class HttpFaultProxy:
                         self.wfile.write(piece)
                         self.wfile.flush()
 
-            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any  # noqa: N815  the base class wants these names
+            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any  # noqa: N815  names required by the base class
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Tests read `requests` instead."""
+                """Do nothing: tests read `requests` instead."""
 
         return Handler
 
@@ -322,4 +322,4 @@ class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that gave up is what these tests are about."""
+        """Do nothing: these tests are about clients that give up."""

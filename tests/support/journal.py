@@ -1,7 +1,7 @@
-"""A source whose every state can be told afterwards: what a history as of a snapshot has to be equal to.
+"""Write to a source so that each of its states can be reconstructed, for comparison with a history.
 
-Every transaction draws a number under a lock, shows it in the row 0, and writes down what it did. So the number that a
-snapshot shows tells exactly which transactions it must hold.
+Every transaction draws a number under a lock, shows it in row 0, and records what it did. So the number that a snapshot
+shows tells exactly which transactions it must contain.
 """
 
 import random
@@ -18,7 +18,7 @@ from vitrina.settings import Settings
 
 WRITERS = 3
 KEYS = 40
-# Keys of writers whose transactions stay open: nobody else waits for their rows.
+# Keys of writers whose transactions stay open: no other writer waits for their rows.
 LATE_KEYS = range(1_000, 1_020)
 LATE_WRITERS = 2
 
@@ -37,7 +37,7 @@ Connection = psycopg.Connection[Any]
 
 
 def change(connection: Connection, rng: random.Random, *, deletes: bool) -> None:
-    """Stamp rows with the transaction's beginning, as applications do, and commit them some time later."""
+    """Stamp rows with the transaction's start time, as applications do, and commit them some time later."""
     with connection.transaction():
         connection.execute("SELECT now()")
         time.sleep(rng.choice((0, 0, 0.002, 0.02, 0.1)))
@@ -48,7 +48,7 @@ def change(connection: Connection, rng: random.Random, *, deletes: bool) -> None
 
 
 def draw(connection: Connection) -> int:
-    """Take the next number, and show it; the transactions after this one wait until it has ended."""
+    """Draw the next number, and show it; later transactions wait until this one has ended."""
     connection.execute("SELECT FROM content.items WHERE id = 0 FOR UPDATE")
     [number] = connection.execute("SELECT note::bigint + 1 FROM content.items WHERE id = 0").fetchone() or [0]
     write(connection, 0, str(number))
@@ -68,7 +68,7 @@ def write(connection: Connection, key: int, note: str | None) -> None:
 
 
 def record(connection: Connection, number: int, keys: Sequence[int]) -> None:
-    """Write down what the transaction has made of these keys."""
+    """Record what the transaction has done to these keys."""
     connection.execute(
         "INSERT INTO content.journal SELECT %s, k.id, i.note"
         " FROM unnest(%s::bigint[]) AS k(id) LEFT JOIN content.items AS i ON i.id = k.id",
@@ -77,9 +77,9 @@ def record(connection: Connection, number: int, keys: Sequence[int]) -> None:
 
 
 class Writers:
-    """Sessions that change the source at the same time, until the block ends.
+    """Change the source in several sessions at the same time, until the block ends.
 
-    With `late`, some more write rows, and commit them when several runs have passed by; `runs` counts these.
+    With `late`, additional sessions write rows and commit them after several runs have ended; `runs` counts these.
     """
 
     def __init__(self, url: str, seed: int, *, deletes: bool, late: bool = False, pause_seconds: float = 0.01) -> None:
@@ -116,7 +116,7 @@ class Writers:
                 time.sleep(rng.uniform(0, 0.2))
 
     def _await_runs(self, count: int) -> bool:
-        """Wait until so many runs have ended, which saw nothing of this transaction."""
+        """Wait until this many runs have ended, which saw nothing of this transaction."""
         end = self.runs + count
         while self.runs < end and not self._stop.wait(0.01):
             pass
@@ -134,7 +134,7 @@ class Writers:
 
 
 def states(connection: Connection, numbers: Sequence[int]) -> Iterator[dict[int, str]]:
-    """Yield the source after each of these numbers of transactions, which only grow."""
+    """Yield the source after each of these numbers of transactions, in increasing order."""
     journal = connection.cursor(row_factory=dict_row).execute("SELECT * FROM content.journal ORDER BY number")
     rows = iter(journal.fetchall())
     row, found = next(rows, None), {}
@@ -146,7 +146,7 @@ def states(connection: Connection, numbers: Sequence[int]) -> Iterator[dict[int,
 
 
 def as_of(connection: Connection, moment: str) -> dict[int, str]:
-    """Ask the history as the docs do."""
+    """Query the history as the docs do."""
     rows = connection.cursor(row_factory=dict_row).execute(
         "SELECT id, note FROM analytics.items WHERE valid_from <= %(at)s AND (valid_to > %(at)s OR valid_to IS NULL)",
         {"at": moment},
@@ -158,7 +158,7 @@ def as_of(connection: Connection, moment: str) -> dict[int, str]:
 
 
 def require_equal(connection: Connection, snapshots: Sequence[tuple[str, int]]) -> None:
-    """As of each snapshot, given with the number that it showed, the history is the source then."""
+    """Require that the history as of each snapshot equals the source at the number that the snapshot showed."""
     moments = [moment for moment, _ in snapshots]
     assert moments == sorted(set(moments)), "snapshots of one pipeline only grow"
     wanted = states(connection, [number for _, number in snapshots])

@@ -1,4 +1,4 @@
-"""Locales of our own for a server to count money in: a machine may have none but C."""
+"""Build locales with currencies, because a machine may have none but C."""
 
 import subprocess
 from pathlib import Path
@@ -28,11 +28,11 @@ END LC_MONETARY
 
 
 def make_currency(directory: Path, name: str, *, symbol: str, digits: int) -> None:
-    """A locale `name` in the directory, which a process finds by LOCPATH: 1.234,50 E, or without digits 1.235 Y."""
+    """Build a locale in the directory, which a process finds by LOCPATH: 1.234,50 E, or without digits 1.235 Y."""
     characters, source = directory / "characters", directory / f"{name}.source"
     characters.write_text(_CHARACTERS)
     source.write_text(_MONEY.format(symbol=symbol, digits=digits))
-    # It warns of the categories that are missing, and then ends with 1.
+    # It warns of missing categories, and then exits with 1.
     command = ["localedef", "--force", "--quiet", "-f", str(characters), "-i", str(source), str(directory / name)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (directory / name / "LC_MONETARY").exists(), made.stderr

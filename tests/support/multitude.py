@@ -1,8 +1,8 @@
-"""A metastore with very many pipelines and runs, written by SQL: what an installation holds after some years."""
+"""Fill a metastore with very many pipelines and runs by SQL, as after years of operation."""
 
 from vitrina.store.database import Connection
 
-# Half of them incremental; a few failed, at work or waiting, with a last step that names the target, or compared daily.
+# Half of them incremental; a few failed, running or waiting, with a last step that names the target, or compared daily.
 PIPELINES = """
 INSERT INTO etl.etl_pipelines
     (name, description, source_query, target_table, target_key, mode, incremental_key, schedule_interval, next_run_at,
@@ -46,7 +46,7 @@ SELECT p.id, p.epoch, CASE WHEN p.mode = 'incremental' THEN (now() - p.epoch * i
 FROM etl.etl_pipelines p
 """
 
-# Over 120 days, in the order in which they happened, as a table is filled. A pipeline that is at work has one more.
+# Over 120 days, in chronological order. A running pipeline has one more.
 RUNS = """
 INSERT INTO etl.etl_runs
     (pipeline_id, trigger, started_at, finished_at, status, rows_read, rows_written, batches, epoch, error_code,
@@ -85,7 +85,7 @@ SELECT r.pipeline_id, r.id, r.id, 'refused' FROM etl.etl_runs r WHERE r.status =
 
 
 def fill(admin: Connection, *, pipelines: int, runs: int) -> None:
-    """Needs a superuser: triggers, which tell of each change, are off. The server's figures are up to date after it."""
+    """Fill the tables as superuser, with event triggers disabled, and analyze them."""
     admin.execute("SET session_replication_role = replica")
     for statement in (PIPELINES, TASKS, STATES, RUNS, WORK, CHECKS, LETTERS):
         for name, value in (("pipelines", pipelines), ("runs", runs)):

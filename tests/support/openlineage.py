@@ -1,6 +1,6 @@
-"""What the OpenLineage specification (2-0-2) asks of a run event, as far as Vitrina uses it, as a JSON schema.
+"""Check run events against the OpenLineage specification (2-0-2), as far as Vitrina uses it, by a JSON schema.
 
-Written from the published specification; facets that Vitrina does not send are left out, unknown ones are refused.
+Written from the published specification. Facets that Vitrina does not send are left out, unknown ones are refused.
 """
 
 from typing import Any
@@ -120,6 +120,6 @@ _VALIDATOR = jsonschema_rs.Draft202012Validator(RUN_EVENT, validate_formats=True
 
 
 def check(event: dict[str, Any]) -> dict[str, Any]:
-    """The event itself, when the specification has nothing against it."""
+    """Return the event itself if it conforms to the specification."""
     _VALIDATOR.validate(event)
     return event

@@ -1,4 +1,4 @@
-"""Ports of loopback: for a server that is about to start, or where nobody answers."""
+"""Reserve loopback ports, for a server that is about to start or where no server answers."""
 
 import socket
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """A port that the system gives to nobody else meanwhile. Who connects is refused, who is told to may listen.
+    """Reserve a port. Connections to it are refused, and a server that is given it may listen on it.
 
-    Bound, but not listened on: servers ask for SO_REUSEADDR, and so may share it with us.
+    The port is bound, but not listened on. Servers set SO_REUSEADDR, so they can share it.
     """
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The runner as the process that people start."""
+"""Start the runner as the process that users start."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ VITRINA = str(Path(sys.executable).with_name("vitrina"))
 
 @contextmanager
 def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """`vitrina runner`, with `more` in its environment; its output goes to `runner.log` in the directory."""
+    """Start `vitrina runner`, with `more` in its environment; its output goes to `runner.log` in the directory."""
     environment = environment_of(settings)
     with (directory / "runner.log").open("w") as output:
         process = subprocess.Popen(
@@ -28,7 +28,7 @@ def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """What a `vitrina` process needs to work on the database of the settings."""
+    """Return the environment that a `vitrina` process needs to work on the database of the settings."""
     assert settings.reader_url
     return {
         "PATH": os.environ["PATH"],
@@ -39,7 +39,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 
 def command(directory: Path, environment: Mapping[str, str], *words: str) -> str:
-    """Everything that `vitrina WORDS` says, whatever its exit code."""
+    """Return the whole output of `vitrina WORDS`, whatever its exit code."""
     done = subprocess.run(
         [VITRINA, *words],
         env={"PATH": os.environ["PATH"]} | dict(environment),

@@ -1,4 +1,4 @@
-"""What `promtool check metrics` finds wrong with an exposition, in Python; and promtool itself, where there is one."""
+"""Find what `promtool check metrics` would report about an exposition, in Python, and by promtool if installed."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
 
 
 def problems(text: str) -> list[str]:
-    """Nothing, when it is clean."""
+    """Return the problems; none if it is clean."""
     return [*_in_python(text), *_by_promtool(text)]
 
 

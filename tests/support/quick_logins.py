@@ -1,4 +1,4 @@
-"""Logins whose password is checked in one round of hashing: 4,096 are most of what a connection of a test costs."""
+"""Make logins cheap: one round of password hashing, because 4,096 are most of what a test's connection costs."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from psycopg import sql
 
 
 def quick_login(role: str, password: str) -> sql.Composed:
-    """The statement that keeps the role's password and makes it quick to check, on every version of PostgreSQL."""
+    """Build the statement that keeps the role's password with one round of hashing, on every version of PostgreSQL."""
     salt = os.urandom(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
     stored_key = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()

@@ -1,4 +1,4 @@
-"""Queries made at random: joins of all kinds, sub-selects, groups and windows, in any combination."""
+"""Generate random queries: joins of all kinds, sub-selects, groups and windows, in any combination."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ JOINS = ("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN")
 
 
 class Author:
-    """Writes one query after another."""
+    """Generate queries."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -38,8 +38,6 @@ class Author:
         shape = self.chance.choice(("plain", "plain", "group", "window", "distinct on", "distinct", "union"))
         columns = self.columns(items, 3)
         return getattr(self, f"_{shape.replace(' ', '_')}")(name, columns, f"{source}{where}")  # type: ignore[no-any-return]
-
-    # --- shapes ------------------------------------------------------------------------------------------------------
 
     def _plain(self, name: str, columns: list[str], source: str) -> Followed:
         outputs = [f"{column} AS c{n}" for n, column in enumerate(columns)]
@@ -87,8 +85,6 @@ class Author:
         return self.chance.choice(
             (f"coalesce({one}, {two})", f"{one} + {two}", f"concat({one}, '-', {two})", f"greatest({one}, {two})")
         )
-
-    # --- FROM --------------------------------------------------------------------------------------------------------
 
     def source(self, number: int) -> tuple[Items, str]:
         """Return the items and the text."""

@@ -1,4 +1,4 @@
-"""A real HTTP receiver on loopback for what is sent out: remembers every request, answers as it is told."""
+"""Run a real HTTP receiver on loopback, which records every request and answers as configured."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ class Received:
 
 
 class Receiver:
-    """Answers 200, after the statuses in `refusals` have been used up, or those of a path in `refusals_at`."""
+    """Answer 200, after the statuses in `refusals`, or those of a path in `refusals_at`, are used up."""
 
     def __init__(self, refusals: list[int] | None = None) -> None:
         self.received: list[Received] = []

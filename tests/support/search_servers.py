@@ -1,4 +1,4 @@
-"""Which real search servers tests run against, and where one of them is."""
+"""Choose the real search servers that tests run against, and locate them."""
 
 import os
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 from vitrina.embedded import search_server as embedded
 
 EXISTING = "ELASTICSEARCH_URL"
-# Compiled quickly instead of well: half of what a server costs that lives for minutes is Java's work on getting faster.
+# Disable the optimising compiler: for a server that lives for minutes, it is half of the cost.
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:-UseG1GC", "-XX:+UseSerialGC")
-# What the server has for all requests at once. A test sends more than that, which takes Elasticsearch 9 a time that
-# grows with the square: 50 s for the 60 MB that it would have to be with the limit that it has by itself.
+# Memory of the server for all requests at once. A test sends more than that, which takes Elasticsearch 9 quadratic
+# time: 50 s for the 60 MB that its default limit would require.
 REQUESTS_MEGABYTES = 16
 SETTINGS = {"indexing_pressure.memory.limit": f"{REQUESTS_MEGABYTES}mb"}
 NEEDS_NEWER_JAVA = ("elasticsearch-9", "opensearch-3")
@@ -18,20 +18,20 @@ NOT_RUN = [kind for kind in NEEDS_NEWER_JAVA if not embedded.has_java(kind) and 
 
 
 def kinds() -> list[str]:
-    """All four where a new enough Java is found, and always in CI; an existing server stands in for all of them."""
+    """Return all four kinds if a recent Java is found, and always in CI; an existing server replaces all of them."""
     if os.environ.get(EXISTING):
         return [EXISTING]
     return [kind for kind in embedded.KINDS if kind not in NOT_RUN]
 
 
 def newest_of_each() -> list[str]:
-    """The newest Elasticsearch and the newest OpenSearch of those."""
+    """Return the newest Elasticsearch and the newest OpenSearch of those."""
     return list({kind.rpartition("-")[0]: kind for kind in kinds()}.values())
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server under test; `process` is None when it is not ours to stop."""
+    """Represent the server under test; `process` is None if it is external."""
 
     kind: str
     url: str

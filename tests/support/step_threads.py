@@ -1,4 +1,4 @@
-"""Workers for tests that share state with their steps: the same messages, served by a thread of this process."""
+"""Run workers as threads, for tests that share state with their steps; the messages are the same."""
 
 import mmap
 import os
@@ -12,7 +12,7 @@ from vitrina.transforms.worker import Server
 
 
 def start(environment: dict[str, str]) -> Started:
-    """In place of `vitrina.transforms.process.start`."""
+    """Replace `vitrina.transforms.process.start`."""
     ours, theirs = socket.socketpair()
     output, nothing = os.pipe()
     os.close(nothing)
@@ -21,7 +21,7 @@ def start(environment: dict[str, str]) -> Started:
 
 
 class _Thread:
-    pid = 0  # nobody looks at its memory
+    pid = 0  # its memory is not measured
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -37,6 +37,6 @@ class _Thread:
         return 0
 
     def kill(self) -> None:
-        """A thread cannot be ended; nobody hears it any more."""
+        """Do nothing: a thread cannot be ended, and its answers are no longer read."""
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread is about to do."""
+"""Wait for what another process or thread is about to do."""
 
 import time
 from collections.abc import Callable

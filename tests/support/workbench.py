@@ -1,4 +1,4 @@
-"""A pipeline developer's bench for tests: make a source, define pipelines, run them to their end in this process."""
+"""Create sources, define pipelines and run them to their end in the test's process."""
 
 import threading
 from collections.abc import Iterator
@@ -24,27 +24,27 @@ from vitrina.store import database, leases, pipelines, recovery, runs, state
 from vitrina.store.leases import Claim
 from vitrina.store.session_pool import SessionPool
 
-# Nothing beats here, and a busy machine may take its time.
+# There is no heartbeat in tests, and a busy machine may be slow.
 NO_HEARTBEAT_SECONDS = 3600.0
 
 
 @dataclass
 class Workbench:
-    """One database with everything in it. `admin` may do anything; pipelines run under their own rights."""
+    """Represent one database with everything in it. `admin` may do anything; pipelines run under their own rights."""
 
     settings: Settings
     admin: database.Connection
     metastore: database.Connection
-    # As in a runner: what one run leaves in a session, the next one meets.
+    # As in a runner: what one run leaves in a session, the next one finds.
     pool: SessionPool = field(default_factory=lambda: SessionPool(most=20, idle_seconds=60.0))
 
     def sql(self, statement: str) -> list[dict[str, Any]]:
-        """Run statements as the superuser; rows of the last one, if it has any."""
+        """Run statements as the superuser. Return the rows of the last one, if it has any."""
         cursor = self.admin.execute(statement)
         return cursor.fetchall() if cursor.description else []
 
     def source(self, statements: str) -> None:
-        """Make source tables, readable like those of a migrated database."""
+        """Create source tables, readable like those of a migrated database."""
         self.sql(statements)
         self.sql("GRANT SELECT ON ALL TABLES IN SCHEMA content, ugc TO vitrina_reader")
 
@@ -61,14 +61,14 @@ class Workbench:
         assert pipelines.update(self.metastore, row["id"], changed, version=row["version"])
 
     def run(self, name: str, **asked: Any) -> dict[str, Any]:
-        """Ask for a run, perform it here, and return its row of etl_runs."""
+        """Request a run, execute it here, and return its row of etl_runs."""
         self.request(name, **asked)
         claim = self.claim()
         self.perform(claim)
         return self.last_run(name)
 
     def run_interrupted(self, name: str, batches: int = 10) -> dict[str, Any]:
-        """Every try ends behind one more batch, so that the next one begins at each place where it can."""
+        """Run with interruptions: every attempt ends after one more batch, so that runs resume from every batch."""
         self.settings = self.settings.model_copy(update={"backoff_seconds": (0.01,)})
         failpoints.configure(",".join(f"batch.committed:error:{count}" for count in range(1, batches)))
         try:
@@ -77,7 +77,7 @@ class Workbench:
             failpoints.configure("")
 
     def lose_a_runner(self, at: str) -> None:
-        """It takes up what was asked for, and is lost at a failpoint, such as `batch.committed:crash:2`."""
+        """Claim what was requested, and lose the runner at a failpoint, such as `batch.committed:crash:2`."""
         failpoints.configure(at)
         try:
             with pytest.raises(failpoints.Crashed):
@@ -86,7 +86,7 @@ class Workbench:
             failpoints.configure("")
 
     def recover(self, *, max_attempts: int = 5) -> None:
-        """The lost runner's lease is over, and somebody sees it."""
+        """Recover after the lost runner's lease has expired."""
         self.sql("UPDATE etl.etl_pipelines SET lease_until = 'epoch' WHERE claim_id IS NOT NULL")
         assert recovery.recover_expired(self.metastore, max_attempts=max_attempts)
 
@@ -101,7 +101,7 @@ class Workbench:
 
     def claim(self) -> Claim:
         claim = self.claim_or_none()
-        assert claim is not None, "nobody asked for a run"
+        assert claim is not None, "no run was requested"
         return claim
 
     def claim_or_none(self) -> Claim | None:
@@ -112,14 +112,14 @@ class Workbench:
         PipelineDispatcher(self.settings, pool=self.pool).work(claim, control)
 
     def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:
-        """Compare the mart with its source, here and now, as a runner would; the report."""
+        """Compare the mart with its source in this process, as a runner would. Return the report."""
         row = pipelines.find(self.metastore, name)
         assert row is not None
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
         return reconcile.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
 
     def plan(self, name: str, **fields: Any) -> dict[str, Any]:
-        """Find out what the pipeline would change with these fields in place of its own, here and now; the plan."""
+        """Plan the pipeline with these fields in place of its own, in this process. Return the plan."""
         row = pipelines.find(self.metastore, name)
         saved = pipelines.definition_of(row).model_dump(mode="json") if row else {"name": name}
         payload = {"definition": Definition.model_validate(saved | fields).model_dump(mode="json")}
@@ -127,13 +127,16 @@ class Workbench:
         return requests.make_plan(request, self.metastore, self.settings)
 
     def profile(self, name: str) -> dict[str, Any]:
-        """Look at the target, here and now, as a runner would; the profile."""
+        """Profile the target in this process, as a runner would. Return the profile."""
         row = pipelines.find(self.metastore, name)
         assert row is not None
         return requests.profile_target({"pipeline_id": row["id"]}, self.metastore, self.settings)
 
     def scan_deletes(self, name: str, *, confirm_after_seconds: float = 0.05) -> dict[str, Any]:
-        """Remove what left the source, here and now, as a runner would when a scan is due; the report."""
+        """Delete rows that left the source, in this process, as a runner would when a scan is due.
+
+        Return the report.
+        """
         row = pipelines.find(self.metastore, name)
         assert row is not None
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": {}}
@@ -142,7 +145,7 @@ class Workbench:
         )
 
     def replay(self, name: str, *letters: int) -> dict[str, Any]:
-        """Send the rows of dead letters again, here and now, as a runner would; the report."""
+        """Replay dead letters in this process, as a runner would. Return the report."""
         row = pipelines.find(self.metastore, name)
         assert row is not None
         payload = {"letters": list(letters)} if letters else {}
@@ -172,7 +175,7 @@ class Workbench:
         return now
 
     def differences(self, query: str, target: str, columns: str = "*") -> int:
-        """Rows that only one of the two has, counted in SQL with duplicates."""
+        """Count rows that only one of the two has, in SQL, with duplicates."""
         [row] = self.sql(
             f"""
             WITH source AS ({query}), s AS (SELECT {columns} FROM source), t AS (SELECT {columns} FROM {target})
@@ -185,7 +188,7 @@ class Workbench:
 
 @contextmanager
 def _hold(claim: Claim, claimed_at: float) -> Iterator[RunControl]:
-    """A lease without a heartbeat: tests are over before it is."""
+    """Hold a lease without a heartbeat: tests end before it does."""
     control = RunControl(NO_HEARTBEAT_SECONDS, threading.Event(), claimed_at=claimed_at)
     try:
         yield control

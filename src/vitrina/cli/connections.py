@@ -117,7 +117,7 @@ def rotate() -> None:
         with metastore.transaction():
             for name, url in urls.items():
                 anew = sealing.seal(keyring.public_keys[0], name, url)
-                if kept_connections.seal_anew(metastore, name, found[name], anew):
+                if kept_connections.reseal(metastore, name, found[name], anew):
                     after = {"key_id": anew.key_id}
                     audit.record(metastore, tokens.caller(), "rotate_connection", f"connection:{name}", after=after)
     local.say(f"{len(urls)} of {len(found)} connections sealed anew, with the key {current}")

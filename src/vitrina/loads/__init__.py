@@ -1,1 +1,1 @@
-"""What a run does: plan, read, transform, write, checkpoint, for full loads, incremental runs and replays."""
+"""Perform full loads, incremental runs and replays: plan, read, transform, write, checkpoint."""

@@ -1,4 +1,4 @@
-"""Checks of rows on their way to a target that does not judge them itself: on Arrow tables, a batch at a time."""
+"""Check rows, as batches of Arrow, before they are written to a target that cannot check them itself."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from vitrina.ports.checks import MAX_EXAMPLES, CheckOutcome, Checks, Found, Judg
 from vitrina.sentences import say
 from vitrina.transforms import python_values
 
-# Of a value that is shown.
+# Maximum length of a value in a message, in characters.
 _LONGEST_SHOWN = 200
 
 
 def broken(check: RowCheck, rows: pa.Table, allowed: frozenset[str] | None, *, is_number: bool) -> pa.ChunkedArray:
-    """Tell for each row whether it breaks the check. `allowed`: the texts that the column may have."""
+    """Return for each row whether it breaks the check. `allowed` are the texts that the column may have."""
     column = rows.column(_column(check))
     if isinstance(check, NotNull):
         return pc.is_null(column)
@@ -35,7 +35,7 @@ def broken(check: RowCheck, rows: pa.Table, allowed: frozenset[str] | None, *, i
 def _column(check: RowCheck) -> str:
     if isinstance(check, NotNull | AcceptedValues | Relationship):
         return check.column
-    raise TypeError(f"rows on their way are not judged by {check}")
+    raise TypeError(f"{check} cannot be checked before rows are written")
 
 
 def _is_in(value: Any, allowed: frozenset[str] | None, is_number: bool) -> bool:
@@ -43,7 +43,7 @@ def _is_in(value: Any, allowed: frozenset[str] | None, is_number: bool) -> bool:
 
 
 def as_text(value: Any, *, is_number: bool) -> str:
-    """Write what is equal as one text: 1, 1.0 and 1.00 are one number."""
+    """Convert equal values to one text: 1, 1.0 and 1.00 are the same number."""
     if isinstance(value, bool):
         return str(value).lower()
     if is_number or isinstance(value, int | float | Decimal):
@@ -55,7 +55,7 @@ def as_text(value: Any, *, is_number: bool) -> str:
 
 
 class RowGate:
-    """Judge the batches of one run, in their order."""
+    """Check the batches of one run, in their order."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class RowGate:
         self._rejected: dict[str, int] = {}
 
     def pass_on(self, rows: pa.Table) -> tuple[pa.Table, Judgement]:
-        """Return the rows that may go on, and what became of the others."""
+        """Return the rows that pass, and what happened to the others."""
         if not rows.num_rows:
             return rows, Judgement()
         outcomes, letters = list[CheckOutcome](), list[DeadLetter]()
-        # Those that reject come first: the others do not see such rows.
+        # Checks that reject rows come first, so that the others do not see these rows.
         for check in sorted(self._checks.of_rows, key=lambda one: not self._checks.rejects(one)):
             wrong = self._broken(check, rows)
             outcome = self._outcome(check, rows.filter(wrong))
@@ -91,7 +91,7 @@ class RowGate:
         return rows, Judgement(tuple(outcomes), tuple(letters), latest=self._latest(rows))
 
     def _latest(self, rows: pa.Table) -> Mapping[str, str]:
-        """Find the latest value of each column that must be fresh, by the names of the checks."""
+        """Find the latest value of each column that must be fresh, by the name of the check."""
         dated = [check for check in self._checks.of_sets if isinstance(check, Freshness)]
         found = {check.called: _latest(check, rows) for check in dated if rows.num_rows}
         return {name: at for name, at in found.items() if at is not None}
@@ -100,7 +100,7 @@ class RowGate:
         wrong = broken(check, rows, self._allowed_by(check), is_number=_column(check) in self._numbers)
         if self._gone is None:
             return wrong
-        # Such rows are no rows to be written: they say that one is deleted.
+        # These rows are not written; they mark rows as deleted.
         gone = pc.fill_null(pc.equal(rows.column(self._gone).cast(pa.string()), "true"), False)
         return pc.and_not(wrong, gone)
 
@@ -141,7 +141,7 @@ class RowGate:
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Read rows, without the columns that only say where they stood in the order of reading."""
+    """Return rows without the columns that only record their position in the order of reading."""
     names = [name for name in table.schema.names if not name.startswith("_position")]
     found: list[dict[str, Any]] = []
     for batch in table.select(names).to_batches():
@@ -154,12 +154,12 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_json(value: object) -> bool:
-    """Tell whether JSON has it as it is, which knows neither NaN nor infinity."""
+    """Return whether JSON can hold the value as it is; JSON has neither NaN nor infinity."""
     return math.isfinite(value) if isinstance(value, float) else isinstance(value, int | None)
 
 
 def _latest(check: Freshness, rows: pa.Table) -> str | None:
-    """Return the latest value as a time in UTC, which is ordered as text is."""
+    """Return the latest value as a time in UTC, in a text form that sorts correctly."""
     column = rows.column(check.column)
     try:
         value = pc.max(column).as_py()
@@ -168,7 +168,7 @@ def _latest(check: Freshness, rows: pa.Table) -> str | None:
         at = datetime.fromisoformat(value) if isinstance(value, str) else value
         if not isinstance(at, datetime):
             at = datetime.combine(at, datetime.min.time()) if isinstance(at, date) else None
-    except (ValueError, OverflowError):  # no time, or one after the year 9999
+    except (ValueError, OverflowError):  # not a time, or one after the year 9999
         at = None
     if at is None:
         raise BadCheck(say("run.check_type", check=check.called, column=check.column, type=str(column.type)))

@@ -1,4 +1,4 @@
-"""The checks of a run: what they are compared with, when the loop judges them itself, and what is said of them."""
+"""Collect the checks of a run, evaluate those that the target cannot evaluate, and report the results."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from vitrina.loads.job import Job, Opened
 
 _NUMBERS = frozenset({"smallint", "integer", "bigint", "numeric", "real", "double precision"})
-# Types whose text is the same wherever it was made.
+# Types whose text form is the same in every system.
 _PLAIN = frozenset({"smallint", "integer", "bigint", "text", "character varying", "character", "uuid", "boolean"})
 
 
 def accepting(definition: Definition, accepted: Collection[str]) -> Definition:
-    """Let the guards pass that a person accepted for this run; checks look for themselves."""
+    """Disable the guards that a user accepted for this run; checks handle acceptance themselves."""
     allowed = {"allow_shrink": data_checks.SHRINK in accepted, "allow_empty": data_checks.EMPTY in accepted}
     wanted = {name: True for name, is_accepted in allowed.items() if is_accepted}
     if not wanted:
@@ -37,7 +37,7 @@ def accepting(definition: Definition, accepted: Collection[str]) -> Definition:
 
 
 def of_run(job: "Job", watched: Callable[[], set[str]]) -> Checks | None:
-    """Collect what a run judges by; None without checks."""
+    """Collect the checks of a run, or return None if there are none."""
     definition = job.definition
     listed = [check for check in definition.checks if not isinstance(check, data_checks.Shrink)]
     if not listed:
@@ -56,7 +56,7 @@ def of_run(job: "Job", watched: Callable[[], set[str]]) -> Checks | None:
 
 
 def _history(job: "Job", check: RowCount) -> list[float]:
-    """Read what earlier runs measured. Before one that was accepted, everything was otherwise."""
+    """Read what earlier runs measured, back to the last run that a user accepted."""
     found: list[float] = []
     for value, result in runs.list_measured(job.metastore, job.pipeline_id, check.called, limit=check.last_runs or 1):
         found.append(value)
@@ -65,11 +65,8 @@ def _history(job: "Job", check: RowCount) -> list[float]:
     return found
 
 
-# --- before anything is read -----------------------------------------------------------------------------------------
-
-
 def refuse_unfit(opened: "Opened", output: Sequence[Column], *, judges_itself: bool) -> None:
-    """Refuse checks of columns that the result lacks, and what cannot be judged on the way to this target."""
+    """Refuse checks of columns that the result lacks, and checks that are impossible with this target."""
     types = {column.name: column.type for column in output}
     for check in opened.definition.checks:
         missing = [name for name in check.columns_read if name not in types]
@@ -85,7 +82,7 @@ def refuse_unfit(opened: "Opened", output: Sequence[Column], *, judges_itself: b
 
 
 def advice(definition: Definition) -> tuple[Sentence, ...]:
-    """Say which checks look at the target only after a pass."""
+    """List the checks that are evaluated only after a pass."""
     late = [check for check in definition.checks if isinstance(check, data_checks.SetCheck)]
     if definition.mode == "full" or not late:
         return ()
@@ -95,11 +92,8 @@ def advice(definition: Definition) -> tuple[Sentence, ...]:
     return (*said, *([say("plan.checks_warn", names=warn)] if warn else []))
 
 
-# --- where the target does not judge itself --------------------------------------------------------------------------
-
-
 def open_gate(job: "Job", checks: Checks) -> "RowGate":
-    """Open what judges rows on their way."""
+    """Create the gate that checks rows before they reach the target."""
     from vitrina.loads.arrow_checks import RowGate
 
     types = {column.name: base_type(column.type) for column in job.output}
@@ -120,7 +114,7 @@ def _values_of(job: "Job", check: Relationship) -> "pa.ChunkedArray":
 
 
 def judge_load(checks: Checks, found: Checkpoint, now: datetime) -> Judgement:
-    """Judge a load that the target is about to show, by what was counted on the way there."""
+    """Evaluate a load that the target is about to publish, by what was counted while it was read."""
     latest = found.identity.get(FRESHEST) or {}
     outcomes = tuple(
         checks.outcome(check, checks.count(check, found.rows))

@@ -1,4 +1,4 @@
-"""What a source or target may ask of its run: whether it may go on, how long to wait, whom to tell."""
+"""Give a source or target access to its run: lease, waits, telemetry."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from vitrina.store.session_pool import SessionPool
 
 
 class RunContext:
-    """The line of one run's source and target to the runner. The run sets `metastore` when it is open."""
+    """Connect the source and target of one run with the runner. The run sets `metastore` once it is open."""
 
     def __init__(
         self,
@@ -26,16 +26,16 @@ class RunContext:
         log: structlog.stdlib.BoundLogger,
         pool: SessionPool | None = None,
     ) -> None:
-        # Where the run's sessions come from, and go to.
+        # Lends the run's sessions and keeps them afterwards.
         self.pool = pool
         self._claim = claim
         self._control = control
         self._meter = meter
         self._log = log
         self.metastore: Connection | None = None
-        # Why nothing moves just now; told by the thread that sends.
+        # Why the run is waiting; set by the thread that sends.
         self.waits_because: str | None = None
-        # A repair of a paused pipeline goes on: it stays on its way to PAUSED.
+        # True while a paused pipeline is repaired, which continues and leaves it paused.
         self.ignores_pause = False
 
     @property
@@ -59,7 +59,7 @@ class RunContext:
         self.waits_because = reason
 
     def show(self) -> None:
-        """Record in the run's row what it waits for, before the wait is over."""
+        """Record in the run's row what it waits for, while it is still waiting."""
         reason = self.waits_because
         if reason != self._meter.counters.metrics.get("waiting"):
             self._meter.note("waiting", reason)
@@ -88,35 +88,35 @@ class RunContext:
 
 
 class NoContext:
-    """For a look without a claim: nothing is waited for, and nothing is to be ended."""
+    """Replace the context for an inspection without a claim: waits are refused, and nothing has to be ended."""
 
     recovers = False
 
     def check(self) -> None:
-        """Return: without a claim nothing can be lost."""
+        """Do nothing: without a claim nothing can be lost."""
 
     def require_held(self) -> None:
         raise FatalError("nothing may be written without a claim")
 
     def wait(self, seconds: float, *, may_pause: bool = False) -> None:
-        raise FatalError("nobody waits while somebody looks")
+        raise FatalError("an inspection must not wait")
 
     def tell(self, reason: str | None) -> None:
-        """Do nothing: there is no run to tell."""
+        """Do nothing: there is no run to update."""
 
     def show(self) -> None:
-        """Do nothing: there is no run to tell."""
+        """Do nothing: there is no run to update."""
 
     pool = None
 
     def guard(self, session: Any) -> None:
-        """Do nothing: it ends with the look."""
+        """Do nothing: the session ends with the inspection."""
 
     def let_go(self, session: Any) -> bool:
         return False
 
     def attach(self, workers: Endable) -> None:
-        """Do nothing: they end with the look."""
+        """Do nothing: the workers end with the inspection."""
 
     def log(self, level: str, event: str, **values: Any) -> None:
-        """Do nothing: there is nothing to say."""
+        """Do nothing: an inspection logs nothing."""

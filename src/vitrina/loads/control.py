@@ -1,4 +1,4 @@
-"""What can interrupt a run from outside: the lease, the operator's pause, the process's own end."""
+"""Interrupt a run from outside: lost lease, requested pause, shutdown of the process."""
 
 import math
 import threading
@@ -20,46 +20,44 @@ _CANCELLED = psycopg.errors.QueryCanceled.sqlstate
 
 
 class Stopping(RunError):
-    """This runner is shutting down: leave at the batch boundary and give the lease back."""
+    """Signal that the runner is shutting down: the run stops at the batch boundary and releases the lease."""
 
     code = "stopping"
 
 
 class Paused(Exception):
-    """A pause was asked for and the run is at a point where it can be continued from."""
+    """Signal that a pause was requested and the run is at a point from which it can be resumed."""
 
 
 def clock() -> float:
-    """Count seconds, also while the process is stopped or the machine sleeps.
+    """Return seconds, including time during which the process is stopped or the machine sleeps.
 
-    A change of the time of day does not move it.
+    Changes of the wall clock do not affect it.
     """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class RunControl:
-    """One claim's line to the rest of the runner. The heartbeat moves the deadline; the run looks at it."""
+    """Connect one claim with the rest of the runner. The heartbeat moves the deadline; the run checks it."""
 
     def __init__(self, ttl_seconds: float, shutdown: threading.Event, *, claimed_at: float | None = None) -> None:
         self._ttl = ttl_seconds
         self._shutdown = shutdown
         self._lost = threading.Event()
-        self._lines: list[SessionHandle] = []
-        self._lines_lock = threading.Lock()
+        self._handles: list[SessionHandle] = []
+        self._handles_lock = threading.Lock()
         self._workers: list[Endable] = []
-        # How long a session may wait for an answer; the run sets it, because each pipeline has its own timeouts.
+        # How long a session may wait for an answer. The run sets it, because each pipeline has its own timeouts.
         self.silence_limit_seconds = math.inf
-        # Kept up to date by the manager. A run in batches looks for itself, at the end of each.
+        # Updated by the manager. A run in batches queries the pause itself, at the end of each.
         self.pause_asked = False
         self._in_one_statement = False
         self.extended(clock() if claimed_at is None else claimed_at)
 
-    # --- the heartbeat's side ------------------------------------------------------------------------------------
-
     def extended(self, asked_at: float) -> None:
         """Move the deadline after the lease was confirmed.
 
-        It counts from the question, because the answer may have waited.
+        It counts from when the request was sent, because the reply may have been delayed.
         """
         self._deadline = asked_at + self._ttl
 
@@ -68,14 +66,12 @@ class RunControl:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the metastore itself said that the claim is no longer ours."""
+        """Return whether the metastore has reported that the claim is no longer held."""
         return self._lost.is_set()
 
     @property
     def lease_is_over(self) -> bool:
         return self._lost.is_set() or clock() > self._deadline
-
-    # --- the run's side ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check the lease, between batches and before anything that cannot be undone."""
@@ -84,7 +80,7 @@ class RunControl:
             raise Stopping("the runner is shutting down")
 
     def require_lease(self) -> None:
-        """Refuse to continue without the lease; called last before a COMMIT."""
+        """Refuse to continue without the lease; called immediately before a COMMIT."""
         if self.lease_is_over:
             raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
 
@@ -99,12 +95,12 @@ class RunControl:
 
     @property
     def is_interrupted(self) -> bool:
-        """Tell whether a pause has to cancel the running statement, because no batch boundary will come."""
+        """Return whether a pause has to cancel the running statement, because no batch boundary will come."""
         return self.pause_asked and self._in_one_statement
 
     @contextmanager
     def one_statement(self) -> Iterator[None]:
-        """Mark a stretch without a batch boundary, which a pause ends; the next run begins it again."""
+        """Mark a section without batch boundaries. A pause ends it, and the next run repeats it."""
         self._in_one_statement = True
         try:
             yield
@@ -115,61 +111,59 @@ class RunControl:
         finally:
             self._in_one_statement = False
 
-    # --- sessions that may have to be ended while the run waits for them -------------------------------------------
-
     def guard(self, connection: Connection) -> Connection:
-        """End the connection with the lease from now on, also in the middle of a statement."""
-        with self._lines_lock:
-            self._lines.append(SessionHandle(connection))
+        """End the connection when the lease ends, even in the middle of a statement."""
+        with self._handles_lock:
+            self._handles.append(SessionHandle(connection))
         return connection
 
     def let_go(self, connection: Connection) -> bool:
         """Release a session of the run.
 
-        Return False when the lease is over, or the session was cancelled or cut with it.
+        Return False if the lease is over, or the session was cancelled or cut with it.
         """
-        with self._lines_lock:
-            lines = [line for line in self._lines if line.connection is connection]
-            self._lines = [line for line in self._lines if line.connection is not connection]
-        # Every line is closed, also behind one that says no.
-        undisturbed = [line.close() for line in lines]
+        with self._handles_lock:
+            handles = [handle for handle in self._handles if handle.connection is connection]
+            self._handles = [handle for handle in self._handles if handle.connection is not connection]
+        # Close every handle, even after one of them returned False.
+        undisturbed = [handle.close() for handle in handles]
         return all(undisturbed) and not self.lease_is_over
 
     def attach(self, workers: Endable) -> None:
-        """End the run's Python steps with the lease from now on, also in the middle of one."""
-        with self._lines_lock:
+        """End the run's Python steps when the lease ends, even in the middle of one."""
+        with self._handles_lock:
             self._workers.append(workers)
 
     def release(self) -> None:
-        """Forget the run's sessions: they are closed, and nothing is left to end."""
-        with self._lines_lock:
-            lines, self._lines = self._lines, []
+        """Forget the run's sessions, which are closed by now."""
+        with self._handles_lock:
+            handles, self._handles = self._handles, []
             self._workers = []
-        for line in lines:
-            line.close()
+        for handle in handles:
+            handle.close()
 
     @property
-    def lines(self) -> list[SessionHandle]:
-        with self._lines_lock:
-            return list(self._lines)
+    def handles(self) -> list[SessionHandle]:
+        with self._handles_lock:
+            return list(self._handles)
 
     def cancel(self) -> None:
         """Ask the servers to cancel running statements; the watchdog cuts off a server that does not react."""
-        for line in self.lines:
-            line.cancel(_CANCEL_SECONDS)
+        for handle in self.handles:
+            handle.cancel(_CANCEL_SECONDS)
 
     def cut(self) -> None:
         self.end_workers()
-        for line in self.lines:
-            line.cut()
+        for handle in self.handles:
+            handle.cut()
 
     def end_workers(self) -> None:
         """End the processes of steps, which do not check the lease themselves."""
-        with self._lines_lock:
+        with self._handles_lock:
             workers = list(self._workers)
         for worker in workers:
             worker.close()
 
 
-# Keeps the lease of a claim alive, for as long as the block.
+# Keeps the lease of a claim alive during the block.
 Hold = Callable[[Claim, float], AbstractContextManager[RunControl]]

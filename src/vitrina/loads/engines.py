@@ -1,4 +1,4 @@
-"""What brings the ranges of a load: processes of this machine, or what a connector opens (`options.engine`)."""
+"""Open the engine that loads ranges of the key: local processes, or one of a connector (`options.engine`)."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -> Engine:
-    """Open the engine that the pipeline asks for."""
+    """Open the engine that the pipeline requests."""
     job = run.job
     if job.definition.options.engine == LOCAL:
-        # Imported here: it starts processes, and few loads are cut.
+        # Imported here: it starts processes, and few loads are split into ranges.
         from vitrina.loads.local_pool import LocalPool
 
         limit = run.control.silence_limit_seconds
         return LocalPool(handle, job.settings, run.plan.workers, silence_limit_seconds=limit)
     connector = _connector(job.definition)
     if connector.open_engine is None:
-        raise ConfigError(f"{connector.name} is no engine")
+        raise ConfigError(f"{connector.name} is not an engine")
     url = _url(job.definition, job.settings)
     return connector.open_engine(EngineOpening(handle, job.settings, url, reserve, logs.redactor_of))
 
 
 def differences(definition: Definition, settings: Settings) -> Sequence[str]:
-    """Ask the engine in what it differs from this process; processes of this machine do not."""
+    """List how the engine's environment differs from this process; that of local processes does not."""
     if definition.options.engine == LOCAL:
         return ()
     check = _connector(definition).check_engine
@@ -51,5 +51,7 @@ def _url(definition: Definition, settings: Settings) -> str:
     url = settings.connection_url(name)
     if registry.of_url(url) is not connector:
         schemes = ", ".join(f"{scheme}://" for scheme in connector.schemes)
-        raise ConfigError(f"the connection {name!r} is none of {connector.name}: its URL begins with {schemes}")
+        raise ConfigError(
+            f"the connection {name!r} does not belong to {connector.name}, whose URLs begin with {schemes}"
+        )
     return url

@@ -1,4 +1,4 @@
-"""Rows that travel through the runner: read in batches, passed through the steps, written, in this order."""
+"""Move rows through the runner: read batches, pass them through the steps, write them in order."""
 
 import operator
 from collections import deque
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Flow:
-    """Bring one window of a source to a writer. Batches are begun ahead of those that have arrived."""
+    """Move one window of a source to a writer. Later batches are started while earlier ones are written."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Flow:
         self._steps = steps
         self._writer = writer
         self._epoch = epoch
-        # Judges the rows, where the target does not.
+        # Checks the rows if the target cannot.
         self._gate = gate
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
-        """Yield the parts. Without an order to resume in, all rows are one part, in however many pieces."""
+        """Yield the parts. Without an order to resume in, all rows form one part of any number of pieces."""
         pieces: list[Part] = []
         with closing(self._under_way(first_number, after)) as under_way:
             for part in arriving(under_way, lambda: self._writer.ahead):
@@ -77,7 +77,7 @@ class Flow:
         with closing(underway.taken(source, self._steps, MAX_BATCH_BYTES, timed_as=timed_as)) as batches:
             for read, taken in batches:
                 under_way = self._begin(read, taken)
-                del taken  # not kept while the next is read
+                del taken  # do not keep it in memory while the next is read
                 yield under_way
                 del under_way
 
@@ -105,7 +105,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class _Read:
-    """A batch as it was read, with the number that it has in the load."""
+    """Hold a batch as it was read, with its number in the load."""
 
     batch: Batch
     number: int
@@ -124,7 +124,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A batch that has been sent off: what is known of it, and how to wait for the rest."""
+    """Hold a batch that is being written: what is known about it, and how to wait for the rest."""
 
     part: Part
     letters: tuple[DeadLetter, ...]
@@ -151,11 +151,11 @@ class UnderWay:
 
 
 def arriving(under_way: Iterator[UnderWay], ahead: Callable[[], int]) -> Iterator[Part]:
-    """Yield batches in their order, each once `ahead` more, or as many as memory holds, were sent after it."""
+    """Yield batches in order, each after `ahead` more, or as many as memory holds, were started."""
     waiting: deque[UnderWay] = deque()
     for batch in under_way:
         waiting.append(batch)
-        del batch  # not kept while the next is read
+        del batch  # do not keep it in memory while the next is read
         while len(waiting) > ahead() or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
             yield waiting.popleft().arrived()
     yield from (batch.arrived() for batch in waiting)
@@ -167,7 +167,7 @@ def _together(pieces: list[Part]) -> Part:
         pieces[0].number,
         sum(piece.rows for piece in pieces),
         None,
-        pieces[-1].seconds,  # one stopwatch ran through all of them
+        pieces[-1].seconds,  # one stopwatch measured all of them
         sum(piece.staged_rows for piece in pieces),
         letters,
         pieces[-1].timings,
@@ -184,7 +184,7 @@ def _judged_together(pieces: list[Part]) -> "Judgement | None":
 
 
 def _filtered(pieces: list[Part]) -> Iterator[int]:
-    """Count positions on from piece to piece."""
+    """Convert positions within pieces to positions within the part."""
     before = 0
     for piece in pieces:
         yield from (before + position for position in piece.filtered)

@@ -1,4 +1,4 @@
-"""A full load: everything the source has is brought to the target, then shown in one step."""
+"""Run a full load: write everything the source has to a stage, then publish it in one step."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from vitrina.sentences import say
 from vitrina.store import database, dead_letters
 
 SNAPSHOT_OBSTACLE = say("plan.one_snapshot")
-# What a Python source leaves when it set no checkpoint with its last batch.
+# Position of a Python source that set no checkpoint with its last batch.
 _NO_CHECKPOINT = '["null"]'
 
 
@@ -43,7 +43,7 @@ def full(run: Run) -> None:
 
 def _fill(run: Run, load: Load) -> None:
     if run.plan.paging == "key ranges":
-        # Imported here: most loads are not cut.
+        # Imported here: most loads are not split into ranges.
         from vitrina.loads import ranged
 
         ranged.fill(run, load)
@@ -66,15 +66,12 @@ def _counting(run: Run) -> "incremental.After":
 
 
 def _is_complete(found: Checkpoint) -> bool:
-    """Tell whether nothing is left to read. A load in one statement is complete as soon as its only batch counts."""
+    """Return whether nothing is left to read. A load in one statement is complete once its only batch is committed."""
     return bool(found.accepted) and found.last_key is None
 
 
 def _follows(run: Run) -> bool:
     return run.job.definition.mode == "incremental"
-
-
-# --- beginning, or going on ------------------------------------------------------------------------------------------
 
 
 def _loading(run: Run, name: str | None = None) -> Loading:
@@ -86,21 +83,21 @@ def _loading(run: Run, name: str | None = None) -> Loading:
 
 
 def _continued(run: Run) -> tuple[Load, bool] | None:
-    """Find the interrupted load if it can still be resumed, and whether anything is left to read; say why not."""
+    """Find the interrupted load if it can be resumed, and whether anything is left to read. Log why it cannot be."""
     found = run.checkpoint
     if found.stage is None and (found.last_key is None or run.job.target.visible == "load"):
         return None
     load = run.job.target.open_load(_loading(run, found.stage))
     obstacle = _obstacle(run, load, found)
     if obstacle:
-        run.say_started_over(obstacle)
-        if _follows(run):  # it may be another cursor by now, and all rows are read anyway
+        run.log_started_over(obstacle)
+        if _follows(run):  # the cursor may have changed, and all rows are read anyway
             run.checkpoint = found.without_cursor()
         return None
     must_fill = _resume(run, load)
     run.answers_request = False
     if found.load_started_at and not run.gate:
-        run.letters_before = dead_letters.count_open(
+        run.dead_letters_before = dead_letters.count_open(
             run.job.metastore, run.job.claim.pipeline_id, since=found.load_started_at
         )
     run.log.info("load.continued", rows=found.rows, batches=found.batch_no)
@@ -118,7 +115,10 @@ def _resume(run: Run, load: Load) -> bool:
 
 
 def _forget_lost(run: Run, exc: TransientError) -> None:
-    """Forget the load, so that the next try begins from scratch. After a fatal error, the run's conclusion does it."""
+    """Forget the load, so that the next attempt starts from scratch.
+
+    After a fatal error, the run's conclusion does it.
+    """
     if exc.discards_load:
         run.forget_load()
 
@@ -148,7 +148,7 @@ def _begun(run: Run) -> Load:
     marked = source.begin_load(run.checkpoint) if _follows(run) and isinstance(source, Passes) else None
     for warning in marked.warnings if marked else ():
         run.meter.warn(warning)
-    # By the clock that dead letters are dated by.
+    # From the database's clock, which dates dead letters too.
     begun_at = database.now(run.job.metastore)
     begun = run.checkpoint.without_cursor()
     run.note_hold(marked.hold if marked else None)
@@ -169,9 +169,6 @@ def _begun(run: Run) -> Load:
     return load
 
 
-# --- showing it ------------------------------------------------------------------------------------------------------
-
-
 def _publish(run: Run, load: Load) -> None:
     run.control.check()
     started = time.monotonic()
@@ -182,7 +179,7 @@ def _publish(run: Run, load: Load) -> None:
         run.letters.rebuilt(begun_at)
         if done.judged:
             run.meter.checked(done.judged.outcomes, whole=True)
-            run.letters.leave_behind(Part(0, 0, None, letters=done.judged.letters))
+            run.letters.record_rejected(Part(0, 0, None, letters=done.judged.letters))
         run.meter.published(done.counts, time.monotonic() - started)
         notes.update(done.notes)
         for name, value in done.notes.items():
@@ -199,7 +196,7 @@ def _publish(run: Run, load: Load) -> None:
         _forget_lost(run, exc)
         raise
     except ShrinkRefused as exc:
-        run.tell_guard(exc)
+        run.record_guard(exc)
         raise
     fence.require_passed()
     failpoints.hit("publish.committed")
@@ -219,7 +216,7 @@ def _after_load(run: Run) -> Checkpoint:
 
 def _merge_instead(run: Run) -> None:
     """Merge several versions of a row batch by batch: the latest wins, as in every later pass."""
-    run.say_started_over(say("plan.several_versions"))
+    run.log_started_over(say("plan.several_versions"))
     run.meter.starts_over()
     run.checkpoint = run.checkpoint.without_cursor()
     incremental.incremental(run)

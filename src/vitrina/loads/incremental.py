@@ -1,4 +1,4 @@
-"""An incremental run: one pass over what is new, each part visible with its checkpoint."""
+"""Run an incremental pass over what is new; each part becomes visible together with its checkpoint."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -18,7 +18,7 @@ After = Callable[[Checkpoint, Part], Checkpoint]
 
 
 def incremental(run: Run) -> None:
-    """Read what is new since the checkpoint, which moves only when the pass is done."""
+    """Read what is new since the checkpoint, which moves only when the pass is complete."""
     _forget_full_load(run)
     load = open_merge(run)
     start_over_where_lost(run, load)
@@ -37,11 +37,11 @@ def incremental(run: Run) -> None:
 def open_merge(
     run: Run, *, arrives_as: dict[str, str] | None = None, latest_counts: bool = False, watches: bool = True
 ) -> Load:
-    """Open the target for rows that are added to it.
+    """Open the target for rows that are merged into it.
 
-    `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the
-    latest is written, also in mode full, in which a load would refuse them. `watches`: resolve the dead letters of
-    rows that are taken now.
+    `arrives_as` names the types if they differ from those of a run. With `latest_counts`, the latest of several rows
+    with one key is written, also in mode full, where a load would refuse them. With `watches`, dead letters of rows
+    that are accepted now are resolved.
     """
     source, target = run.job.source, run.job.target
     loading = Loading(
@@ -58,7 +58,7 @@ def begin(run: Run, load: Load) -> None:
     def move(done: Done) -> Checkpoint:
         return run.checkpoint.identified(**done.identity)
 
-    # A target that makes nothing for a pass has nothing to put on record yet.
+    # A target that creates nothing for a pass has nothing to record yet.
     load.begin(run.fence("beginning a pass", move, progressed=False))
 
 
@@ -74,9 +74,9 @@ def count_unseen(run: Run) -> None:
 
 
 def _forget_full_load(run: Run) -> None:
-    """Forget a load begun before the mode or the steps changed; it does not say where a pass stands."""
+    """Forget a load that began before the mode or the steps changed; it is no position for a pass."""
     if run.checkpoint.stage is not None:
-        run.say_started_over(say("plan.definition_changed"))
+        run.log_started_over(say("plan.definition_changed"))
         run.checkpoint = run.checkpoint.without_cursor()
 
 
@@ -85,13 +85,13 @@ def start_over_where_lost(run: Run, load: Load) -> None:
     reason = load.obstacle(found)
     if reason is None:
         return
-    run.say_started_over(reason)
-    # On record before the target is claimed, from when on it would look like the one that was filled so far.
+    run.log_started_over(reason)
+    # Record this before the target is claimed. After the claim, the target would look like the one filled so far.
     run.record("starting over", replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0))
 
 
 def _begin_pass(run: Run) -> Pass:
-    """Begin a pass, or resume an interrupted one with what it began with."""
+    """Begin a pass, or resume an interrupted one with its original bounds."""
     if run.checkpoint.last_key is not None and not run.job.backfill:
         run.answers_request = False
     else:
@@ -134,8 +134,8 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
     run.judge_target()
 
 
-def keep_place(run: Run) -> None:
-    """Keep the position of the source when no row came and there is no target yet."""
+def save_position(run: Run) -> None:
+    """Save the position of the source when there were no rows and there is no target yet."""
     run.answer_request()
     source = run.job.source
     follows = run.job.definition.mode == "incremental"

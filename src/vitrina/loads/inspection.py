@@ -1,4 +1,4 @@
-"""What is found out before a run reads: columns, key, where it resumes, and the plan."""
+"""Determine what a run must know before it reads: columns, key, resume position and plan."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -24,16 +24,16 @@ def inspect(opened: Opened, *, create_target: bool = True) -> Job:
     """Describe the rows, prepare the target, ask the source how it would be read, and choose a plan."""
     if not opened.source.runs_when_described:
         job = _inspect(opened, create_target=create_target)
-        return job if create_target else _asking_engine(job)
-    # Before the source is asked to go on: it never gave what is asked for, or that is no longer in the target.
-    opened = _believing(opened)
-    if not create_target:  # it runs when it is asked to, not when it is looked at
+        return job if create_target else _with_engine_warnings(job)
+    # Before the source resumes: the checkpoint may belong to another source, or its rows may have left the target.
+    opened = _without_foreign_checkpoint(opened)
+    if not create_target:  # describing would run the source
         return _without_rows(opened, Description(), None)
     return _inspect(opened, create_target=True)
 
 
-def _asking_engine(job: Job) -> Job:
-    """Add what the engine that will bring the rows has in another version than this process."""
+def _with_engine_warnings(job: Job) -> Job:
+    """Add how the versions of the engine that will load the rows differ from those of this process."""
     if job.plan.paging != "key ranges":
         return job
     warnings = (*job.plan.warnings, *engines.differences(job.definition, job.settings))
@@ -41,14 +41,14 @@ def _asking_engine(job: Job) -> Job:
 
 
 def look_into(opened: Opened) -> Job:
-    """Inspect the pipeline from its beginning, to compare the source with the target, which stays as it is."""
+    """Inspect the pipeline from its beginning, to compare the source with the target without changing it."""
     if opened.source.runs_when_described:
         opened = replace(opened, checkpoint=Checkpoint())
     return _inspect(opened, create_target=False)
 
 
 def output_of(opened: Opened) -> tuple[Column, ...]:
-    """Find the columns that the source and its steps give, whether they fit the target or not."""
+    """Return the columns that the source and its steps produce, whether they fit the target or not."""
     described = opened.source.describe(_next_window(opened))
     if not described.columns and described.schema is None:
         return ()
@@ -60,14 +60,14 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if not described.columns and described.schema is None:
         return _without_rows(opened, described, _prepared_for_nothing(opened) if create_target else None)
     if not opened.source.runs_when_described:
-        opened = _believing(opened)
+        opened = _without_foreign_checkpoint(opened)
     fitted = steps.fit(opened.step_environment, opened.source, described, opened.target.form, opened.target.known)
     _refuse_unfit_checks(opened, fitted)
     shortcut = opened.target.meet(opened.source)
     prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
     if fitted.step_pipeline:
         fitted.step_pipeline.steps.key = prepared.key
-    opened = _noticing_emptied(opened, prepared)
+    opened = _restarted_if_emptied(opened, prepared)
     derivation = _derive(opened, prepared)
     known = _capabilities(opened, described, prepared, shortcut)
     if derivation:
@@ -88,7 +88,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
 
 def _refuse_unfit_checks(opened: Opened, fitted: Fitted) -> None:
     if opened.definition.checks:
-        # Imported here, as below: pipelines without checks need none of it.
+        # Imported here, as below: pipelines without checks do not need it.
         from vitrina.loads import checks
 
         checks.refuse_unfit(opened, fitted.output, judges_itself=isinstance(opened.target, Judges))
@@ -133,7 +133,7 @@ def _job(opened: Opened, **found: Any) -> Job:
 
 
 def _next_window(opened: Opened) -> Window:
-    """Build the window that comes next: within an interrupted load, or after the last pass."""
+    """Build the next window: within an interrupted load, or after the last pass."""
     found = opened.checkpoint
     if opened.definition.mode == "incremental" and not isinstance(opened.source, Passes):
         return Window(since=found.safe_upto)
@@ -154,13 +154,13 @@ def _wanted(opened: Opened, described: Description, fitted: Fitted) -> Wanted:
     )
 
 
-def _believing(opened: Opened) -> Opened:
-    """Forget a checkpoint written for another source or target; resuming from it would skip rows."""
+def _without_foreign_checkpoint(opened: Opened) -> Opened:
+    """Discard a checkpoint written for another source or target; resuming from it would skip rows."""
     found, source = opened.checkpoint, opened.source
     if opened.definition.mode != "incremental" or opened.backfill:
         return opened
     if found.stage is not None and not opened.target.loads_first_pass:
-        return opened  # the run itself gives the unfinished load up
+        return opened  # the run itself discards the unfinished load
     passes = source if isinstance(source, Passes) else None
     reason = (passes.disowned(found) if passes else disowned(opened.definition, found)) or _lost(opened)
     if reason:
@@ -174,8 +174,8 @@ def _lost(opened: Opened) -> str | None:
     return None if opened.checkpoint.stage is not None else opened.target.lost(opened.checkpoint)
 
 
-def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
-    """Start over, batch by batch, where the target was emptied and a first pass is not loaded at once."""
+def _restarted_if_emptied(opened: Opened, prepared: Prepared) -> Opened:
+    """Start over in batches if the target was emptied and a first pass is not loaded at once."""
     found = opened.checkpoint
     if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:
         return opened
@@ -186,7 +186,7 @@ def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
 
 
 def _is_read_in_passes(opened: Opened) -> bool:
-    """Tell whether no plan would load what is missing at once: steps, and sources that know only marks, need passes."""
+    """Return whether no plan could load what is missing at once, as with steps and sources that know only marks."""
     source = opened.source
     if not isinstance(source, Passes) or (isinstance(source, BaseSource) and source.refills_in_passes):
         return True
@@ -237,7 +237,7 @@ def _workers(opened: Opened, described: Description) -> int:
 
 
 def _with_cut(opened: Opened, described: Description, prepared: Prepared, known: Capabilities) -> Capabilities:
-    """Ask the source into how many ranges of the key its rows can be cut, where nothing else stands against it."""
+    """Ask the source into how many ranges of the key its rows can be split, if nothing else prevents it."""
     definition, source = opened.definition, opened.source
     if not definition.options.may_be_cut or why_not_cut(definition, known) or not isinstance(source, Splits):
         return known
@@ -258,7 +258,7 @@ def _no_ranges_because(opened: Opened) -> str | None:
 
 
 def _measured_rate(opened: Opened, estimated_rows: int) -> float | None:
-    """Return the rate of the last large run, where it could matter for the plan."""
+    """Return the rate of the last large run, if it can matter for the plan."""
     if estimated_rows < runs.LARGE_ROWS:
         return None
     return runs.find_rate(opened.metastore, opened.claim.pipeline_id)

@@ -1,4 +1,4 @@
-"""What one run holds: opened (sessions, source, target, checkpoint), then inspected (columns, key, plan)."""
+"""Hold the state of one run: opened (sessions, source, target, checkpoint), then inspected (columns, key, plan)."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """One run's belongings. Sessions are closed by the ExitStack that opened them."""
+    """Hold what one run has opened. The ExitStack that opened the sessions closes them."""
 
     settings: Settings
     claim: Claim
     definition: Definition
-    judged: CheckedQuery | None  # None: no query is read
+    judged: CheckedQuery | None  # None if no query is read
     metastore: Connection
     reader: Reader
     source: Source
@@ -43,12 +43,12 @@ class Opened:
     checkpoint: Checkpoint
     steps: PlannedSteps = field(default_factory=PlannedSteps)
     starts_over_because: str | None = None
-    # Answers the queries of steps that look things up, each once.
+    # Answers the reference queries of steps, running each once.
     reference: "Callable[[str], pa.Table]"
 
     @property
     def backfill(self) -> dict[str, Any] | None:
-        """Return the requested range; the live checkpoint stays where it is."""
+        """Return the requested range, if any; the checkpoint does not move."""
         asked: dict[str, Any] | None = self.claim.row["requested_range"]
         return asked if self.definition.mode == "incremental" else None
 
@@ -63,16 +63,16 @@ class Opened:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Opened):
-    """And what was found out about them: everything that moving the rows depends on."""
+    """Add what was found by inspection: everything that moving the rows depends on."""
 
     described: Description
     fitted: Fitted
     prepared: Prepared
     plan: Plan
     shortcut: Shortcut | None = None
-    # Of a live pipeline: how changes of its tables lead to keys of the target.
+    # For a live pipeline: how changes of its tables lead to keys of the target.
     derivation: Derivation | None = None
-    # False: no row came, and there is no target yet; only the source's checkpoint may have to be kept.
+    # False if there were no rows and there is no target yet. Only the source's checkpoint may have to be saved.
     has_target: bool = True
 
     @property
@@ -85,7 +85,7 @@ class Job(Opened):
 
     @property
     def reading_key(self) -> tuple[str, ...]:
-        """Return the part of the key that the source has; a load can be read, and resumed, in its order."""
+        """Return the part of the key that the source has. A load can be read, and resumed, in its order."""
         given = {column.name for column in self.described.columns}
         return tuple(name for name in self.key if name in given)
 
@@ -99,7 +99,7 @@ class Job(Opened):
 
     @property
     def stamps(self) -> frozenset[str]:
-        """Name the columns whose values differ in every run."""
+        """Return the columns whose values differ in every run."""
         return frozenset(self.definition.options.stamps) | self.fitted.stamps
 
     @property
@@ -115,7 +115,7 @@ class Job(Opened):
 
     @property
     def code_digests(self) -> list[str]:
-        """Change with the code of the Python functions that the run uses."""
+        """Return digests of the Python functions that the run uses; they change with the code."""
         found = [step.digest for step in self.steps]
         return found + ([self.described.digest] if self.described.digest else [])
 

@@ -1,4 +1,4 @@
-"""The connections that the metastore keeps, opened with this runner's key, beside those of its environment."""
+"""Combine the connections stored in the metastore, decrypted with this runner's key, with those of the environment."""
 
 from pydantic import SecretStr
 
@@ -13,15 +13,15 @@ from vitrina.unsealing import Keyring
 
 
 def for_run(settings: Settings, metastore: Connection, definition: Definition) -> Settings:
-    """Call `with_kept` only if the definition names a connection; most do not, and save a query."""
+    """Call `with_kept` only if the definition names a connection, which saves a query for most definitions."""
     named = {definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION}
     return with_kept(settings, metastore) if named != {DEFAULT_CONNECTION} else settings
 
 
 def with_kept(settings: Settings, metastore: Connection) -> Settings:
-    """Add the metastore's connections to the settings, as they are now; the environment's go first.
+    """Add the metastore's current connections to the settings; those of the environment take precedence.
 
-    One that cannot be opened is no error here: it becomes one when a pipeline uses it.
+    A connection that cannot be decrypted fails only when a pipeline uses it.
     """
     kept = {
         name: sealed
@@ -44,7 +44,7 @@ def with_kept(settings: Settings, metastore: Connection) -> Settings:
 
 
 def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
-    """Open a sealed URL, and judge it: any login to the metastore may have sealed it."""
+    """Decrypt a sealed URL and validate it, because any login to the metastore may have sealed it."""
     url = keyring.open(name, sealed)
     logs.learn(url)
     found = kept_connections.problem(url)

@@ -1,7 +1,7 @@
-"""A live run: a full load where one is needed, then batch after batch of what the source's log says has changed.
+"""Follow a source: run a full load if needed, then apply batches of what the source's log reports as changed.
 
-The log says which rows changed; from them the stale keys are derived, and the query is asked again for these keys.
-What comes back is merged, what does not is deleted. Repeating a batch is therefore harmless.
+The log names the rows that changed. From them the stale keys are derived, and the query is run again for these keys.
+Rows that it returns are merged, keys that it does not return are deleted. Repeating a batch is therefore harmless.
 """
 
 import select
@@ -45,36 +45,36 @@ from vitrina.store import feeds, leases
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# Keys of the checkpoint's identity: where the follower stands, and where it will once the load at work is published.
+# Keys of the checkpoint's identity: the follower's position, and its position once the running load is published.
 PLACE, PLACE_OF_LOAD = "live", "live_load"
-# The claim whose parts are numbered from one on.
+# The claim whose parts are numbered starting from one.
 NUMBERED = "live_epoch"
 
-# Changes are read from the feed in portions; beyond so many of them a full load is cheaper, and memory stays flat.
+# Changes are read from the feed in portions. Beyond a number of them a full load is cheaper, and memory stays bounded.
 _PORTION = 10_000
 _MOST_CHANGES = 200_000
-# Of the rows of the target, no larger part is asked for key by key. Few keys always are.
+# The largest share of the target's rows that is queried by key. Small numbers of keys always are.
 _SHARE_OF_TARGET = 1 / 3
 _FEW_KEYS = 10_000
-# How long a batch waits until the feed has stored what its snapshot shows, at first and at most.
+# How long a batch waits until the feed has stored what its snapshot shows: at first, and at most.
 _STORED_SECONDS = 2.0
 _MOST_STORED_SECONDS = 60.0
-# How often requests are looked at during a wait, and while nothing changes.
+# How often requests are checked during a wait, and while nothing changes.
 _LOOK_SECONDS = 0.5
 _IDLE_LOOK_SECONDS = 1.0
-# How often an idle follower looks for itself, and says that it is up to date.
+# How often an idle follower checks the feed and records that it is up to date.
 _IDLE_SECONDS = 5.0
-# How long a feed may take to be ready, with a reason that it gives.
+# How long a feed may take to become ready if it reports a reason.
 _READY_SECONDS = 60.0
 _LONGEST_RUN = timedelta(hours=24)
-# Between two times that the whole target is judged by the checks that are about all rows.
+# Interval between evaluations of the checks that concern all rows of the target.
 _JUDGED_SECONDS = 60.0
-# Between two full loads that changes ask for, unless options.live.reload says.
+# Minimum interval between full loads that changes cause, unless options.live.reload sets it.
 _BETWEEN_LOADS = timedelta(seconds=10)
 
 
 class Again(Exception):
-    """The run ends here, and the next one begins at once; `loads`: with a full load."""
+    """Signal that the run ends and the next one begins immediately, with a full load if `loads`."""
 
     def __init__(self, reason: str, *, loads: bool) -> None:
         super().__init__(reason)
@@ -83,18 +83,18 @@ class Again(Exception):
 
 
 class _Disabled(Exception):
-    """The pipeline was disabled: nothing follows it any more."""
+    """Signal that the pipeline was disabled and is no longer followed."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a follower stands: every change up to `lsn` is in the target."""
+    """Hold a follower's position: every change up to `lsn` is in the target."""
 
     lsn: int
     feed: str
-    # What the log does not say: differs when tables were swapped, attached or altered.
+    # Digest of what the log does not contain: it changes when tables are swapped, attached or altered.
     catalog: str
-    # Differs with the definition.
+    # Digest of the definition.
     fingerprint: str
     # The target equals the query at this moment, by the source's clock.
     as_of: str | None = None
@@ -109,7 +109,7 @@ class Place:
 
 
 def live(run: Run) -> None:
-    """Load if that is needed, then follow until a request ends it; raises `Again` when the next run shall go on."""
+    """Load if necessary, then follow until a request ends it. Raise `Again` when the next run shall continue."""
     with closing(Follower(run)) as follower, suppress(_Disabled):
         number_parts(run)
         follower.register()
@@ -118,24 +118,25 @@ def live(run: Run) -> None:
 
 
 def number_parts(run: Run) -> None:
-    """Number the parts of each claim from one on.
+    """Number the parts of each claim starting from one.
 
-    A follower has no end, and the versions of documents and of ClickHouse's rows hold four million numbers of a claim.
+    A follower runs without end, and the versions of documents and of ClickHouse's rows have room for four million part
+    numbers of a claim.
     """
     found, epoch = run.checkpoint, run.job.claim.epoch
     if found.stage is None and found.identity.get(NUMBERED) != epoch:
         run.record("numbering parts", replace(found, batch_no=0).identified(**{NUMBERED: epoch}))
 
 
-def forget_place(run: Run) -> None:
-    """Forget where a follower stood, for a run of another mode: what it writes is not in the follower's order."""
+def forget_position(run: Run) -> None:
+    """Forget a follower's position, for a run of another mode, which does not write in the follower's order."""
     forgotten = (PLACE, PLACE_OF_LOAD, NUMBERED)
     kept = {name: value for name, value in run.checkpoint.identity.items() if name not in forgotten}
     run.checkpoint = replace(run.checkpoint, identity=kept)
 
 
 class Follower:
-    """One run of one live pipeline."""
+    """Follow a source during one run of a live pipeline."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -157,16 +158,14 @@ class Follower:
         self._is_unjudged = False
         self._stored_seconds = _STORED_SECONDS
         self._corrected = 0.0
-        # Rows that were rejected and have not come through since: one that changes often counts once.
+        # Keys of rows that were rejected and have not passed since. A row that changes often counts once.
         self._rejected: set[str] = set()
 
     def close(self) -> None:
         self._following.close()
 
-    # --- the feed --------------------------------------------------------------------------------------------------
-
     def register(self) -> None:
-        """Say to the feed which tables and columns are needed, and wait until all of them are in the log."""
+        """Register the needed tables and columns with the feed, and wait until all of them are in the log."""
         connection = self._run.job.definition.source_connection
         feed = feeds.ensure(self._metastore, self._following.database, connection)
         self._feed = feed.id
@@ -176,7 +175,7 @@ class Follower:
         afresh = other_catalog is not None
         try:
             feeds.register(self._metastore, self._feed, self._pipeline, self._columns(), afresh=afresh)
-        except LookupError as exc:  # somebody has just dropped it: the next try makes another
+        except LookupError as exc:  # the feed was just dropped; the next attempt creates another
             raise TransientError(str(exc)) from exc
         self._ready = self._await_ready()
 
@@ -209,8 +208,6 @@ class Follower:
         self._run.context.waits_because = reason
         self._run.context.show()
 
-    # --- the full load ---------------------------------------------------------------------------------------------
-
     def load_if_needed(self) -> None:
         run, reason = self._run, self._why_load()
         if reason is not None:
@@ -240,7 +237,7 @@ class Follower:
         return feeds.must_reload(self._metastore, self._feed, self._pipeline)
 
     def _load_all(self) -> None:
-        """Load everything. The follower goes on from where the feed was before the load's first snapshot."""
+        """Load everything. The follower continues from the feed's position before the load's first snapshot."""
         run = self._run
         place = self._place_of_load()
         run.record("beginning a full load", place.put_into(run.checkpoint, PLACE_OF_LOAD))
@@ -252,19 +249,19 @@ class Follower:
         self._loaded = time.monotonic()
 
     def _place_of_load(self) -> Place:
-        """Find where to follow from. Rows of an interrupted load that goes on were read before now."""
+        """Find the position to follow from. An interrupted load that is resumed has read rows before now."""
         run, begun = self._run, Place.kept(self._run.checkpoint, PLACE_OF_LOAD)
         fresh = self._fresh_place()
         if run.checkpoint.stage is None:
             return fresh
         if begun and replace(begun, lsn=fresh.lsn) == fresh and begun.lsn >= self._ready:
             return begun
-        run.say_started_over(say("run.live_feed_renewed"))
+        run.log_started_over(say("run.live_feed_renewed"))
         run.checkpoint = run.checkpoint.without_cursor()
         return fresh
 
     def _fresh_place(self) -> Place:
-        """Take the place that a snapshot of now allows: before the first transaction that it does not show."""
+        """Return the position that a snapshot taken now allows: before the first transaction that it does not show."""
         while True:
             self._look(ends_at_request=False)
             with self._following.moment() as moment:
@@ -277,10 +274,8 @@ class Follower:
         place = Place.kept(self._run.checkpoint)
         return place.lsn if place and place.feed == self._feed_name else 0
 
-    # --- following -------------------------------------------------------------------------------------------------
-
     def follow(self) -> None:
-        """Bring batch after batch, until a request or a change that the log does not say ends it."""
+        """Apply batches until a request, or a change that the log does not contain, ends the run."""
         run = self._run
         self._load = open_merge(run, latest_counts=True)
         if not isinstance(self._load, Corrects):
@@ -289,7 +284,7 @@ class Follower:
         run.letters.watch_steps()
         if run.job.fitted.step_pipeline:
             run.job.fitted.step_pipeline.steps.notes_filtered = True
-        self._load.discard()  # what deletes of earlier runs left
+        self._load.discard()  # left by deletes of earlier runs
         self._guard.count(self._load.count_rows())
         self._metastore.execute(SQL("LISTEN {}").format(Identifier(feeds.STORED)))
         run.meter.note("following", True)
@@ -301,7 +296,7 @@ class Follower:
             self._await_changes()
 
     def _judge(self) -> None:
-        """Judge the whole target now and then, once it has changed."""
+        """Check the whole target from time to time, if it has changed."""
         if self._is_unjudged and time.monotonic() > self._judged + _JUDGED_SECONDS:
             self._run.judge_target()
             self._judged, self._is_unjudged = time.monotonic(), False
@@ -333,7 +328,7 @@ class Follower:
             raise Again(say("run.live_reload"), loads=True)
 
     def _batch(self) -> None:
-        """Bring the target to one moment of the source."""
+        """Bring the target to the state of the source at one moment."""
         started = time.monotonic()
         with self._following.moment() as moment:
             if not self._is_stored(moment):
@@ -349,7 +344,7 @@ class Follower:
             elif not is_too_much:
                 self._note_idle(place)
         if is_too_much:
-            # No snapshot is held meanwhile, which would keep the source from cleaning up.
+            # No snapshot is held during this time; it would keep the source from vacuuming.
             self._load_instead(stale)
 
     @property
@@ -360,10 +355,10 @@ class Follower:
         return place
 
     def _is_stored(self, moment: Moment) -> bool:
-        """Wait until the feed has what the snapshot shows; False: a later snapshot is to be taken.
+        """Wait until the feed has what the snapshot shows. Return False if a later snapshot has to be taken.
 
-        A snapshot that is held keeps the source from cleaning up. But where the feed is always late by more than the
-        wait, no snapshot would ever be reached: each time it is waited for twice as long.
+        A snapshot that is held keeps the source from vacuuming. But if the feed is always later than the wait, no
+        snapshot would ever be reached, so each wait is twice as long as the last.
         """
         end = time.monotonic() + self._stored_seconds
         while not feeds.wait_stored(self._metastore, self._feed, moment.lsn, _LOOK_SECONDS):
@@ -392,7 +387,7 @@ class Follower:
             if not portion or portion[-1].lsn > moment.lsn:
                 return gathered
             if self._load is None:
-                gathered.changes.clear()  # before a full load it matters how far they are, not what they are
+                gathered.changes.clear()  # before a full load only their position matters
             elif len(gathered.changes) > _MOST_CHANGES:
                 raise Again(say("run.live_many_changes", changes=len(gathered.changes)), loads=True)
             after = portion[-1].lsn
@@ -401,7 +396,7 @@ class Follower:
         return stale.everything or len(stale.keys) > max(_FEW_KEYS, self._guard.rows * _SHARE_OF_TARGET)
 
     def _load_instead(self, stale: Stale) -> None:
-        """Load everything, but not more often than agreed: until then the target stays as it is."""
+        """Load everything, but not more often than configured. Until then the target stays as it is."""
         reason = stale.why or say("run.live_many_keys", keys=len(stale.keys))
         until = self._loaded + (self._reloads or _BETWEEN_LOADS).total_seconds()
         self._show_wait(say("run.live_awaits_load", reason=reason) if time.monotonic() < until else None)
@@ -411,7 +406,7 @@ class Follower:
         raise Again(reason, loads=True)
 
     def _note_idle(self, place: Place) -> None:
-        """Record now and then that the target is up to date, though nothing was written."""
+        """Record from time to time that the target is up to date although nothing was written."""
         if time.monotonic() < self._recorded + _IDLE_SECONDS:
             return
         run = self._run
@@ -425,14 +420,14 @@ class Follower:
         self._run.meter.note("as_of", place.as_of)
 
     def _passed_on(self, place: Place) -> None:
-        """Let the feed forget; and what was asked of the pipeline is read by the next look."""
+        """Let the feed discard what was applied. The next check obeys requests."""
         self._run.settle(obey_pause=False)
         feeds.passed(self._metastore, self._feed, self._pipeline, place.lsn)
 
     def _await_changes(self) -> None:
-        """Return when one of the followed tables has changed, or when it is time to say that none has.
+        """Return when one of the followed tables has changed, or when it is time to record that none has.
 
-        A target that many small corrections burden is left alone for a while after each.
+        After each batch, wait a while if the target suffers from many small corrections.
         """
         rests_until = self._corrected + self._run.job.target.correction_seconds
         while (left := rests_until - time.monotonic()) > 0:
@@ -446,7 +441,7 @@ class Follower:
             is_told = self._await_notice(_IDLE_LOOK_SECONDS)
 
     def _await_notice(self, seconds: float) -> bool:
-        """Wait until changes were stored, of this source or of another; the driver's own wait wakes up all the time."""
+        """Wait until changes of any source were stored. The driver's own wait wakes up too often."""
         session = self._metastore
         if list(session.notifies(timeout=0)):
             return True
@@ -455,8 +450,6 @@ class Follower:
 
     def _has_changes(self) -> bool:
         return bool(feeds.read(self._metastore, self._feed, self._place.lsn, 1, relations=self._tables))
-
-    # --- one batch -------------------------------------------------------------------------------------------------
 
     def _correct(self, moment: Moment, stale: Stale, place: Place, started: float) -> None:
         run, shortcut, load = self._run, self._run.job.shortcut, self._load
@@ -481,7 +474,7 @@ class Follower:
             raise RuntimeError("a follower opens its load first")
         rows = _Rows(moment, stale)
         part = self._written(load, rows, run.checkpoint.batch_no + 1)
-        self._refuse_letters(part)
+        self._refuse_rejected_rows(part)
 
         def refuse(at_most: int, exactly: Callable[[], int]) -> None:
             self._guard.refuse_more(at_most, exactly, load, run)
@@ -490,8 +483,8 @@ class Follower:
         run.letters.delivered(part, committed=True)
 
     def _written(self, load: Load, rows: "_Rows", number: int) -> Part:
-        """Bring the rows through the steps to the target, as one part: it is shown as a whole."""
-        # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
+        """Pass the rows through the steps to the target as one part, which becomes visible as a whole."""
+        # Imported here: rows that Postgres moves by itself need neither pyarrow nor its half second of import.
         from vitrina.loads.flow import Flow
 
         run = self._run
@@ -502,8 +495,8 @@ class Follower:
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)
 
-    def _refuse_letters(self, part: Part) -> None:
-        """Stop before anything is deleted when more rows are rejected than agreed. The place stays where it was."""
+    def _refuse_rejected_rows(self, part: Part) -> None:
+        """Stop before anything is deleted if more rows are rejected than allowed. The position does not move."""
         run, budget = self._run, self._run.letter_budget
         self._rejected |= {letter.document_id for letter in part.letters if not letter.by_check}
         self._rejected -= part.delivered
@@ -511,7 +504,7 @@ class Follower:
             return
 
         def move(_: Done) -> Checkpoint:
-            run.letters.leave_behind(part)
+            run.letters.record_rejected(part)
             return run.checkpoint
 
         run.fence("recording rejected rows", move, progressed=False).after()
@@ -524,7 +517,7 @@ class Follower:
         def move(done: Done) -> Checkpoint:
             if isinstance(load, Corrects):
                 self._guard.refuse(done.counts, load, run)
-            run.letters.leave_behind(run.after_checks(part, done))
+            run.letters.record_rejected(run.after_checks(part, done))
             run.meter.batch(part, done.counts, time.monotonic() - started)
             run.meter.merged(done.counts)
             self._note(place)
@@ -557,7 +550,7 @@ def _reload_interval(definition: Definition) -> timedelta | None:
 
 
 class Gathered:
-    """The stored changes that one snapshot shows, and how far all of them are."""
+    """Hold the stored changes that one snapshot shows, and the position up to which they are complete."""
 
     def __init__(self, moment: Moment, tables: frozenset[str]) -> None:
         self._moment = moment
@@ -576,12 +569,12 @@ class Gathered:
 
     @property
     def upto(self) -> int:
-        """Stop before the first transaction that is left: those after it that were taken are taken once more."""
+        """Return the position before the first transaction that is left. Those taken after it are taken again."""
         return self._moment.lsn if self._first_left is None else self._first_left - 1
 
 
 class _Rows(BaseSource):
-    """The rows of stale keys as a source, which remembers the keys that came before any step saw them."""
+    """Read the rows of stale keys as a source, and remember the keys before any step sees them."""
 
     name = "the query"
 
@@ -591,7 +584,7 @@ class _Rows(BaseSource):
         self._asked: Asked | None = None
 
     def keys_without(self, filtered: Sequence[int]) -> Sequence[Key]:
-        """Give the keys of all rows that are part of the result: rejected ones are, those that a step left out not."""
+        """Return the keys of all rows in the result. Rejected rows are included; rows that a step dropped are not."""
         keys = self._asked.keys if self._asked else ()
         left_out = set(filtered)
         return [key for at, key in enumerate(keys) if at not in left_out] if left_out else keys

@@ -1,4 +1,4 @@
-"""How the rows of a source come to a load: in which form, on which way, and in which order."""
+"""Determine how the rows of a source reach a load: form, route and order."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def window_of(job: Job, after: Position | None = None) -> Window:
-    """Build the window of a full load: everything, or what comes after the place where it was interrupted."""
+    """Build the window of a full load: everything, or what comes after the position where it was interrupted."""
     by_key = job.plan.paging != "one statement"
     return Window(
         after=after,
@@ -27,7 +27,7 @@ def window_of(job: Job, after: Position | None = None) -> Window:
 
 
 def loading_of(job: Job, load: Loading, checks: "Checks | None") -> Loading:
-    """Add how rows come, as the plan decided, where the loading does not say."""
+    """Fill in how rows arrive, as planned, where the loading leaves it open."""
     if checks is not None:
         load = replace(load, checks=checks)
     if load.arrives_as is not None:
@@ -35,7 +35,7 @@ def loading_of(job: Job, load: Loading, checks: "Checks | None") -> Loading:
     arrives_as = job.fitted.arrives_as
     if arrives_as is None and job.plan.route == "arrow":
         arrives_as = {column.name: types.staged_type(column.type) for column in job.described.columns}
-    # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
+    # Steps may make any number of rows of one, so the cursor value of a row is no longer known.
     versions = load.version_types if job.fitted.step_pipeline is None else ()
     return replace(
         load,
@@ -52,12 +52,12 @@ def loading_of(job: Job, load: Loading, checks: "Checks | None") -> Loading:
 def open_filling(
     job: Job, load: Load, window: Window, *, gate: "Callable[[], RowGate | None]" = lambda: None
 ) -> Iterator[Filling]:
-    """Open what brings a window's rows to the load; its sessions are closed with the block."""
+    """Open what moves a window's rows to the load. Its sessions are closed with the block."""
     if job.plan.route != "arrow" and job.shortcut:
         with job.shortcut.fill(load, window, job.plan) as filling:
             yield filling
         return
-    # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
+    # Imported here: rows that Postgres moves by itself need neither pyarrow nor its half second of import.
     from vitrina.loads.flow import Flow
 
     step_pipeline = job.fitted.step_pipeline

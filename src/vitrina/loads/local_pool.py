@@ -1,4 +1,4 @@
-"""The engine of one machine: attempts at ranges are run by processes of the runner, each with sessions of its own."""
+"""Run attempts at ranges in processes on the runner's machine, each with its own sessions."""
 
 import contextvars
 import os
@@ -24,13 +24,13 @@ from vitrina.settings import Settings
 from vitrina.transforms import forking
 
 _MODULE = "vitrina.loads.range_worker"
-# Workers of runners are forked: their imports take more than a second of CPU.
+# Workers of runners are forked, because their imports take more than a second of CPU.
 templates = forking.Templates((_MODULE,))
 
 _LOOK_SECONDS = 0.2
-# How long a process that was ended may take to be gone.
+# How long a killed process may take to end.
 _PATIENCE_SECONDS = 5.0
-# The same for one that ended by itself: its pipe is closed before it is gone.
+# How long a process that ends by itself may take after it has closed its pipe.
 _LAST_WORDS_SECONDS = 1.0
 
 
@@ -54,14 +54,14 @@ class LocalPool:
 
     @property
     def pids(self) -> list[int]:
-        """List the processes that are running."""
+        """List the IDs of the running processes."""
         return [process.pid for process in list(self._processes.values())]
 
     def submit(self, task: Task) -> None:
         with self._lock:
             self._outstanding += 1
             if len(self._threads) < min(self._most, self._outstanding):
-                # With the run's names in its log lines.
+                # Keep the run's names in log lines of the thread.
                 context = contextvars.copy_context()
                 thread = threading.Thread(target=context.run, args=[self._work], name="ranges", daemon=True)
                 self._threads.append(thread)
@@ -73,7 +73,7 @@ class LocalPool:
             try:
                 found = self._results.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                # Nothing is recalled: no more attempts are submitted than there are workers.
+                # Nothing has to be recalled, because no more attempts are submitted than there are workers.
                 check()
                 continue
             with self._lock:
@@ -90,13 +90,11 @@ class LocalPool:
         self._dismiss()
 
     def _dismiss(self) -> None:
-        """Let the workers end by themselves when nothing is left to do; nobody waits for them."""
+        """Let idle workers end by themselves when nothing is left to do, without waiting for them."""
         with self._lock:
             threads, self._threads = self._threads, []
         for _ in threads:
             self._tasks.put(None)
-
-    # --- one worker --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         process: _Process | None = None
@@ -146,7 +144,7 @@ class LocalPool:
 
 
 class _Lost(Exception):
-    """The process ended, or had to be ended, without an answer."""
+    """Report that the process ended, or had to be killed, without an answer."""
 
 
 def _spawn(descriptors: Sequence[int]) -> forking.Group:
@@ -161,17 +159,17 @@ def _spawn(descriptors: Sequence[int]) -> forking.Group:
 
 
 class _Process:
-    """One worker: its process, and our end of its pipe."""
+    """Hold one worker: its process, and this end of its pipe."""
 
     def __init__(self, silence_limit_seconds: float, modules: Sequence[str], step_environment: dict[str, str]) -> None:
         self._silence_limit = silence_limit_seconds
         ours, theirs = socketpair()
         life_end, life = os.pipe()
-        # Kept open as long as the process shall live.
+        # Kept open for as long as the process shall live.
         self._life: int | None = life
         self._line: Connection[Any, Any] = Connection(ours.detach())
         try:
-            # Steps run in processes below it, which are forked as ours are.
+            # Steps run in its child processes, which are forked in the same way.
             with theirs, forking.templates.branch(step_environment) as control:
                 descriptors = (theirs.fileno(), life_end, control.fileno())
                 given = (*descriptors, sys.__stderr__.fileno() if sys.__stderr__ else 2)
@@ -189,7 +187,7 @@ class _Process:
             raise self._epitaph() from exc
 
     def answer(self, wanted: str) -> Any:
-        """Wait for the answer. Log lines and signs of progress come before it; an error is raised here."""
+        """Wait for the answer. Log lines and progress arrive before it; an error is raised here."""
         while True:
             kind, said = self._receive()
             if kind == "log":
@@ -221,7 +219,7 @@ class _Process:
         return _Lost(say("run.worker_lost", how="no answer"))
 
     def finish(self) -> None:
-        """Let the process close its sessions and end those below it."""
+        """Let the process close its sessions and end its children."""
         with suppress(OSError):
             self._line.send(None)
         with suppress(subprocess.TimeoutExpired):
@@ -231,12 +229,12 @@ class _Process:
         self.kill()
         with suppress(subprocess.TimeoutExpired), self._ending:
             self._process.wait(_PATIENCE_SECONDS)
-            # Its number may be another's from now on.
+            # From now on its process ID may belong to another process.
             self._is_ended = True
         self._line.close()
 
     def kill(self) -> None:
-        """End the process; steps below it end with the pipe that it holds."""
+        """Kill the process. Steps below it end when the pipe that it holds is closed."""
         with self._ending:
             if not self._is_ended:
                 self._process.kill()

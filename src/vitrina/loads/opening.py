@@ -1,4 +1,4 @@
-"""Opening a run: judge the definition, connect, take the target over from older epochs, open source and target."""
+"""Open a run: check the definition, connect, take the target over from older epochs, open source and target."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -51,7 +51,7 @@ def open_job(
     context: RunContext,
     conclusion: ExitStack | None = None,
 ) -> Opened:
-    """Judge the definition, connect, and seize the target. An older epoch of this pipeline cannot commit any more.
+    """Check the definition, connect, and seize the target. Older epochs of this pipeline cannot commit afterwards.
 
     `conclusion` closes the metastore's session, for callers that need it after the others are closed.
     """
@@ -62,7 +62,7 @@ def open_job(
     metastore = _open_metastore(claim, settings, definition, conclusion or sessions, context)
     settings = kept_connections.for_run(settings, metastore, definition)
     connect = _connector(claim, settings, definition, sessions, context)
-    around = _Around(definition, settings, claim, metastore, sessions, connect, context)
+    around = _Environment(definition, settings, claim, metastore, sessions, connect, context)
     target, reader = _open_target(around), _open_reader(around)
     ledger = _take_over(around, metastore, target, reader)
     checkpoint = ledger.seize()
@@ -73,7 +73,7 @@ def open_job(
 
 
 def _accepting(claim: Claim, definition: Definition) -> Definition:
-    """Let the guards pass that a person accepted for this run."""
+    """Disable the guards that a user accepted for this run."""
     if not claim.accepted_checks:
         return definition
     from vitrina.loads import checks
@@ -89,7 +89,7 @@ def _open_metastore(
     return context.metastore
 
 
-def _take_over(around: "_Around", metastore: Connection, target: Target, reader: Reader) -> Ledger:
+def _take_over(around: "_Environment", metastore: Connection, target: Target, reader: Reader) -> Ledger:
     """End the sessions of older epochs and hold the target, so that no other runner writes to it."""
     claim, definition, settings = around.claim, around.definition, around.settings
     home = target.session or metastore
@@ -103,14 +103,14 @@ def _take_over(around: "_Around", metastore: Connection, target: Target, reader:
 
 
 def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Connection, sessions: ExitStack) -> Opened:
-    """Open the same without a claim; nothing may be written with it."""
-    claim = _claim_of_nobody(row)
+    """Open the same without a claim. The caller must not write with it."""
+    claim = _claim_for_inspection(row)
     definition = definition_of(claim)
     judged = revalidate(definition, settings)
     context = NoContext()
     connect = _connector(claim, settings, definition, sessions, context)
     settings = kept_connections.for_run(settings, metastore, definition)
-    around = _Around(definition, settings, claim, None, sessions, connect, context)
+    around = _Environment(definition, settings, claim, None, sessions, connect, context)
     reader, target = _open_reader(around), _open_target(around)
     home = target.session or metastore
     if places.is_elsewhere(definition):
@@ -121,23 +121,23 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     return pieces.opened(around, metastore, Ledger(claim, metastore), checkpoint, reason)
 
 
-def _claim_of_nobody(row: dict[str, Any]) -> Claim:
-    nobody = UUID(int=0)
-    # Newer than any run's epoch: a run that begins meanwhile must not end these sessions.
-    return Claim(row["id"], row["name"], 10**18 - 1, nobody, nobody, row["version"], row | {"requested_range": None})
+def _claim_for_inspection(row: dict[str, Any]) -> Claim:
+    no_id = UUID(int=0)
+    # Newer than any run's epoch, so that a run which begins during the inspection does not end these sessions.
+    return Claim(row["id"], row["name"], 10**18 - 1, no_id, no_id, row["version"], row | {"requested_range": None})
 
 
 def open_source_alone(definition: Definition, settings: Settings, claim: Claim, sessions: ExitStack) -> Source:
-    """Open a source that is no query, to look at its rows; there is no target, and nothing is recorded."""
+    """Open a source that is not a query, to read its rows. There is no target, and nothing is recorded."""
     context = NoContext()
     connect = _connector(claim, settings, definition, sessions, context)
-    around = _Around(definition, settings, claim, None, sessions, connect, context)
+    around = _Environment(definition, settings, claim, None, sessions, connect, context)
     return _open_source(around, None, None, Checkpoint())
 
 
 @dataclass(frozen=True)
-class _Around:
-    """What source and target are opened with. Without a session of the metastore, a mart gets one of its own."""
+class _Environment:
+    """Hold what source and target are opened with. Without a metastore session, a mart gets a session for itself."""
 
     definition: Definition
     settings: Settings
@@ -150,7 +150,7 @@ class _Around:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What was opened."""
+    """Hold what was opened."""
 
     judged: CheckedQuery | None
     reader: Reader
@@ -159,7 +159,12 @@ class _Pieces:
     steps: PlannedSteps
 
     def opened(
-        self, around: _Around, metastore: Connection, ledger: Ledger, checkpoint: Checkpoint, starts_over: str | None
+        self,
+        around: _Environment,
+        metastore: Connection,
+        ledger: Ledger,
+        checkpoint: Checkpoint,
+        starts_over: str | None,
     ) -> Opened:
         return Opened(
             settings=around.settings,
@@ -178,9 +183,9 @@ class _Pieces:
         )
 
 
-def _open_reader(around: _Around) -> Reader:
+def _open_reader(around: _Environment) -> Reader:
     definition, settings = around.definition, around.settings
-    # Beside a source of another kind, the default database answers the queries of steps that look things up.
+    # If the source is of another kind, the default database answers the reference queries of steps.
     name = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
     url = database.reader_url(settings, name)
 
@@ -191,8 +196,8 @@ def _open_reader(around: _Around) -> Reader:
     return reader
 
 
-def _open_source(around: _Around, judged: CheckedQuery | None, reader: Reader | None, found: Checkpoint) -> Source:
-    """Open the source. It ends with the lease; a query's sessions are the run's own."""
+def _open_source(around: _Environment, judged: CheckedQuery | None, reader: Reader | None, found: Checkpoint) -> Source:
+    """Open the source. It ends with the lease; the sessions of a query are those of the run."""
     definition = around.definition
     connector = registry.get(definition.source_connector)
     if connector.open_source is None:
@@ -207,7 +212,7 @@ def _open_source(around: _Around, judged: CheckedQuery | None, reader: Reader | 
     return source
 
 
-def _open_target(around: _Around) -> Target:
+def _open_target(around: _Environment) -> Target:
     name = parse_target(around.definition.final_target, around.settings.target_policy)
     connector = registry.get(name.connector)
     if connector.open_target is None:
@@ -218,7 +223,7 @@ def _open_target(around: _Around) -> Target:
     return target
 
 
-def _opening(around: _Around, connector: Connector, name: str, url: str | None, **of_query: Any) -> Opening:
+def _opening(around: _Environment, connector: Connector, name: str, url: str | None, **of_query: Any) -> Opening:
     claim = around.claim
     writes = around.metastore is not None
     work = Work(claim.pipeline_id, claim.name, claim.run_id, claim.epoch, claim.session_name, writes=writes)
@@ -245,7 +250,7 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None, 
 
 
 def references(reader: Reader, settings: Settings) -> "Callable[[str], pa.Table]":
-    """Answer the reference queries of steps, each asked once."""
+    """Answer the reference queries of steps, running each once."""
     found: dict[str, pa.Table] = {}
 
     def load(query: str) -> "pa.Table":
@@ -256,7 +261,7 @@ def references(reader: Reader, settings: Settings) -> "Callable[[str], pa.Table]
     return load
 
 
-def _others_on_target(around: _Around) -> list[str]:
+def _others_on_target(around: _Environment) -> list[str]:
     definition = around.definition
     if around.metastore is None:
         return []
@@ -287,6 +292,6 @@ def _connector(
 
 
 def statement_timeout(definition: Definition, settings: Settings, *connections: str | None) -> float:
-    """Return the longest time of a single statement, in seconds, on any of these connections."""
+    """Return the longest statement timeout of these connections, in seconds."""
     own, limit = definition.options.statement_timeout_seconds, max(map(settings.statement_timeout_on, connections))
     return min(own, limit) if own else limit

@@ -1,4 +1,4 @@
-"""A pass over a source that knows nothing but marks: what is safe when it is done is asked before it begins."""
+"""Read a source that knows only marks in passes. The mark for the next pass is taken before a pass begins."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from vitrina.sentences import say
 
 
 def identity_of(definition: Definition) -> str:
-    """Identify what marks were taken of, and the target that was filled up to them."""
+    """Identify the source that marks belong to, and the target that was filled up to them."""
     read = definition.source_table or definition.query
     cursor = [definition.incremental_key, definition.incremental_id_key]
     parts = [definition.source_type, definition.source_connection, read, *cursor, definition.placed_target]
@@ -21,14 +21,14 @@ def identity_of(definition: Definition) -> str:
 
 
 def disowned(definition: Definition, found: Checkpoint) -> str | None:
-    """Say why a mark is not of this source, or what it counts not in this target; resuming would skip rows."""
+    """Return why a mark belongs to another source or target, or None. Resuming from it would skip rows."""
     if found.stage is not None or found.fingerprint in (None, identity_of(definition)):
         return None
     return say("plan.other_source")
 
 
 class MarkedPass:
-    """A pass whose mark waits in the checkpoint until it is done; when interrupted, it resumes with the same mark."""
+    """Hold a pass whose mark is pending in the checkpoint until it is complete, and is reused after an interruption."""
 
     def __init__(self, source: Source, definition: Definition, found: Checkpoint) -> None:
         self.warnings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Where a pipeline's target is: which database its connection leads to, and who else writes there."""
+"""Find which database a pipeline's target connection leads to, and who else writes there."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,9 +19,9 @@ from vitrina.targets import Target
 def hold(
     claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
 ) -> None:
-    """Hold the target by its database before anything is touched there.
+    """Hold the target by its database before anything is changed there.
 
-    Raise `TargetTaken` when another run holds it.
+    Raise `TargetTaken` if another run holds it.
     """
     name = _target_connection(definition)
     _recognise(name, settings, metastore, target_session)
@@ -40,7 +40,7 @@ def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, n
 
 
 def hold_place(claim: Claim, definition: Definition, settings: Settings, metastore: Connection) -> None:
-    """Hold a named place of another system; another pipeline may write to it under another name."""
+    """Hold a target of another system, to which another pipeline may write under another connection name."""
     name = definition.options.target_connection
     connector = registry.get(targets.connector_of(definition.final_target) or registry.POSTGRES)
     if name is None or connector.place is None:
@@ -58,13 +58,13 @@ def _is_default(place: Callable[[Settings, str | None], str | None], settings: S
     try:
         return place(settings, None) == identity
     except (ConfigError, RunError):
-        return False  # it is not set, or does not answer: then its writers cannot be at work either
+        return False  # not set or not answering, so no writer can use it either
 
 
 def checkpoint_to_show(
     claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
 ) -> tuple[Checkpoint, str | None]:
-    """Find the checkpoint that a run would resume from, and why not from the one that is there."""
+    """Find the checkpoint that a run would resume from, and the reason if the stored one is not used."""
     name = _target_connection(definition)
     found = state.peek(metastore, claim.pipeline_id)
     if name == DEFAULT_CONNECTION:
@@ -86,7 +86,7 @@ def another_database(target: Target | str) -> str:
 
 
 def is_elsewhere(definition: Definition) -> bool:
-    """Tell whether the target is in another database, which keeps the checkpoint; the metastore keeps the others."""
+    """Return whether the target's own database keeps the checkpoint; otherwise the metastore does."""
     return _target_connection(definition) != DEFAULT_CONNECTION
 
 

@@ -1,4 +1,4 @@
-"""How a pipeline will be run, and why: a pure function from what is known to a choice that people can read."""
+"""Choose how a pipeline will be run, and explain why. The choice is a pure function of what is known."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,44 +9,44 @@ from vitrina.ports.live import FollowedTable
 from vitrina.ports.ranges import Cut
 from vitrina.sentences import say
 
-# pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
+# pushdown: Postgres fills its own stage. copy: rows pass through the runner unparsed. arrow: the runner parses them.
 Route = Literal["pushdown", "copy", "arrow"]
 Paging = Literal["one statement", "keyset pages", "ordered stream", "key ranges"]
 
-# What a load in one statement may take before it is cut into chunks, and what a chunk should take.
+# How long a load in one statement may take before it is split into chunks, and how long a chunk should take.
 _ONE_STATEMENT_SECONDS = 60.0
 _CHUNK_SECONDS = 10.0
 _SMALLEST_CHUNK_ROWS = 10_000
-# Of a pipeline that has not run yet: a plain table within one database.
+# Assumed rate of a pipeline that has not run yet: a plain table within one database.
 _USUAL_ROWS_PER_SECOND = 333_000.0
-# The same between two databases, and through the runner into something else.
+# The same between two databases, and through the runner into another system.
 _USUAL_COPIED_ROWS_PER_SECOND = 100_000.0
 _USUAL_CARRIED_ROWS_PER_SECOND = 10_000.0
-# What a range of the key should have, and how many there are at most: each is in the checkpoint until it counts.
+# Rows that a range of the key should have, and the maximum number of ranges. Each pending one is in the checkpoint.
 _RANGE_ROWS = 100_000
 _MOST_RANGES = 256
 _RANGES_OF_WORKER = 2
-# What a job on a cluster is counted to take before it brings a row: a session, a job of one row, and Python processes.
-# What one stream brings with a row step meanwhile was measured; see docs/explanation/scaling.md.
+# Estimated time before a job on a cluster delivers its first row: a session, a job of one row, and Python processes.
+# The rate of one stream with a row step was measured; see docs/explanation/scaling.md.
 _ENGINE_SECONDS = 15.0
 _USUAL_STEPPED_ROWS_PER_SECOND = 70_000.0
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What was found out about source and target before anything is read."""
+    """Hold what is known about source and target before anything is read."""
 
     same_database: bool
     has_steps: bool
     estimated_rows: int
     pageable: bool
-    # Why rows have to pass through the runner; None: there is a way on which they need not.
+    # Why rows have to pass through the runner; None if there is a route without it.
     no_shortcut_because: str | None = None
-    # A source that is no query, by its name: it is read as it comes.
+    # Name of a source that is not a query. Its rows are read in their own order.
     streamed_from: str | None = None
     # Whether the first pass of an incremental pipeline may be loaded at once.
     loads_first_pass: bool = True
-    # Whether a target that rows have to pass the runner for takes them in any order.
+    # Whether a target that needs the runner's route accepts rows in any order.
     takes_any_order: bool = False
     foreign_functions: frozenset[str] = frozenset()
     target_is_empty: bool = False
@@ -54,30 +54,30 @@ class Capabilities:
     has_unfinished_load: bool = False
     has_delivered: bool = False
     key: tuple[str, ...] = ()
-    # Whether the query gives some of the key: without, steps make all of it, and there is no order to continue in.
+    # Whether the query returns part of the key. Otherwise steps make all of it, and there is no order to resume in.
     key_is_read: bool = True
     # Whether a read in the order of the key can resume after any row.
     key_has_order: bool = True
-    # How fast this pipeline's last large run was.
+    # Rate of this pipeline's last large run.
     rows_per_second: float | None = None
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
-    # Of a live pipeline: its tables, and how their rows lead to keys.
+    # Tables of a live pipeline, and how their rows lead to keys.
     followed: tuple[FollowedTable, ...] = ()
     starts_over_because: str | None = None
-    # How many processes `options.parallel` asks for, as far as the connections have room for them.
+    # Processes that `options.parallel` requests, limited by the room that the connections have.
     workers: int = 1
-    # Why source or target is none that several processes can read or write at once.
+    # Why several processes cannot read the source or write the target at once.
     no_ranges_because: str | None = None
-    # Whether an interrupted load was cut into ranges of the key.
+    # Whether an interrupted load was split into ranges of the key.
     has_ranges_left: bool = False
-    # What the source said of cutting its rows; None: it was not asked.
+    # How the source can split its rows; None if it was not asked.
     cut: Cut | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The choice. `loads_at_once`: everything is staged, then published in one transaction."""
+    """Hold the choice. With `loads_at_once`, everything is staged, then published in one transaction."""
 
     route: Route
     paging: Paging
@@ -89,7 +89,7 @@ class Plan:
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     page_rows: int | None = field(default=None)
-    # key ranges: how many there shall be, and how many processes bring them.
+    # With paging by key ranges: how many there shall be, and how many processes load them.
     ranges: int = 0
     workers: int = 1
 
@@ -151,7 +151,7 @@ def _followed(table: FollowedTable) -> str:
 
 
 def _cost(table: FollowedTable) -> Iterator[str]:
-    """Say what a changed row is expected to cost."""
+    """Estimate what a changed row costs."""
     if table.every_key or table.keys_per_row is None:
         return
     if table.scans:
@@ -215,7 +215,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
 
 
 def _judges_changes(definition: Definition) -> bool:
-    """Tell whether rows that a live run corrects are judged, for which they are staged."""
+    """Return whether rows that a live run corrects are checked, for which they must be staged."""
     return definition.mode == "live" and any(check.of_rows for check in definition.checks)
 
 
@@ -252,7 +252,7 @@ def _paging(
         reasons.append(say("plan.one_batch_unordered"))
         return "one statement", None
     if at_once and known.estimated_rows < _unordered_rows(definition, known, route):
-        # Rows in the order of the key would have to be sorted first, only so that a load could be continued.
+        # Sorting rows by the key would only serve to make the load resumable.
         reasons.append(say("plan.one_batch_quick", rows=known.estimated_rows))
         return "one statement", None
     if route != "pushdown":
@@ -273,7 +273,10 @@ def _paging(
 
 
 def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
-    """Tell whether processes bring ranges of the key side by side; say why not, where several were asked for."""
+    """Return whether processes load ranges of the key in parallel.
+
+    Add the reason if several were requested but are not used.
+    """
     if not definition.options.may_be_cut:
         return False
     obstacle = why_not_cut(definition, known) or (known.cut.obstacle if known.cut else None)
@@ -291,7 +294,7 @@ def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> 
 
 
 def _slower_engine(definition: Definition, known: Capabilities) -> Iterator[str]:
-    """Warn where one stream of the runner is done before a cluster has begun."""
+    """Warn if one stream of the runner would finish before a cluster delivers rows."""
     if definition.options.engine == LOCAL:
         return
     seconds = known.estimated_rows / (known.rows_per_second or _USUAL_STEPPED_ROWS_PER_SECOND)
@@ -301,7 +304,7 @@ def _slower_engine(definition: Definition, known: Capabilities) -> Iterator[str]
 
 
 def why_not_cut(definition: Definition, known: Capabilities) -> str | None:
-    """Say why a load is not cut into ranges of the key, as far as that is known without asking the source."""
+    """Return why a load is not split into ranges of the key, as far as that is known without asking the source."""
     route = _route(definition, known, [])
     looked_at: Sequence[tuple[bool, str]] = (
         (definition.mode == "live", say("plan.ranges_live")),
@@ -329,18 +332,18 @@ def range_rows(definition: Definition) -> int:
 
 
 def count_ranges(definition: Definition, known: Capabilities) -> int:
-    """Return how many ranges a load should be cut into."""
+    """Return how many ranges a load should be split into."""
     least = _RANGES_OF_WORKER * known.workers if definition.options.engine == LOCAL else _RANGES_OF_WORKER
     return min(max(wanted_ranges(definition, known.estimated_rows), least), _MOST_RANGES)
 
 
 def wanted_ranges(definition: Definition, rows: int) -> int:
-    """Return how many ranges would have the rows that a range should have."""
+    """Return how many ranges of the preferred size hold this many rows."""
     return -(-rows // range_rows(definition))
 
 
 def asked_workers(definition: Definition, rows: int, processors: int) -> int:
-    """Return how many ranges are asked to be brought at a time; a cluster gets all of them unless it is told."""
+    """Return how many ranges are to be loaded at a time. A cluster loads all of them unless the options limit it."""
     asked = definition.options.parallel
     if definition.options.engine != LOCAL and asked in (1, "auto"):
         return min(max(wanted_ranges(definition, rows), _RANGES_OF_WORKER), _MOST_RANGES)
@@ -348,7 +351,7 @@ def asked_workers(definition: Definition, rows: int, processors: int) -> int:
 
 
 def _unordered_rows(definition: Definition, known: Capabilities, route: str) -> int:
-    """Return below how many rows a load that passes the runner is read in any order, to start over when interrupted."""
+    """Return up to how many rows a load through the runner is read in any order and restarted if interrupted."""
     carried = route == "arrow" and known.takes_any_order and not known.has_steps
     if route != "copy" and not carried:
         return 0
@@ -359,7 +362,7 @@ def _unordered_rows(definition: Definition, known: Capabilities, route: str) -> 
 
 
 def _one_statement_rows(definition: Definition, known: Capabilities) -> tuple[int, int]:
-    """Return how many rows are still loaded in one statement, and how many rows a chunk has beyond that."""
+    """Return how many rows are loaded in one statement at most, and how many a chunk has beyond that."""
     chosen = definition.options.checkpoint_rows
     if chosen is not None:
         return chosen, chosen

@@ -1,4 +1,4 @@
-"""Filling the next batch while the current one is written."""
+"""Fill the next batch while the current one is written."""
 
 import contextvars
 import queue
@@ -13,14 +13,14 @@ from vitrina.ports.batch import Filling, Part, Position
 from vitrina.sentences import say
 
 _LOOK_UP_SECONDS = 0.25
-# A filling thread that cannot be stopped in this time is left behind: its session may never answer.
+# How long to wait for the filling thread to stop. Its session may never answer, so it is abandoned then.
 _PATIENCE_SECONDS = 10.0
 
 
 class Ahead:
     """Iterate over a source's batches; a thread keeps exactly one batch ahead of the consumer.
 
-    With two stages taking turns this also keeps them apart: batch n + 2 is begun only when n has been dealt with.
+    With two alternating stages this also keeps them apart: batch n + 2 begins only when n is finished.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Ahead:
     ) -> None:
         self._source = source
         self._batches = source.parts(first_number, after)
-        # Looked at while waiting: a lease that is lost or a runner that leaves does not wait for a long query.
+        # Called while waiting, so that a lost lease or a shutdown does not wait for a long query.
         self._check = check
         self._silence_limit = silence_limit_seconds
         self._on_wait = on_wait
         self._ready: queue.Queue[Part | BaseException | None] = queue.Queue()
         self._permits = threading.Semaphore(1)
         self._closing = threading.Event()
-        # With the run's names in its log lines.
+        # Keep the run's names in log lines of the thread.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=[self._produce], name="fill", daemon=True)
 
@@ -60,8 +60,8 @@ class Ahead:
             self._source.close()
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive() and (error is None or isinstance(error, TransientError)):
-            # Its rows carry our epoch: only another epoch may go on from here.
-            raise Disconnected("the source does not answer, not even to being told to stop") from error
+            # Its rows carry this epoch, so only another epoch may continue from here.
+            raise Disconnected("the source does not answer, not even to a request to stop") from error
 
     def __iter__(self) -> Iterator[Part]:
         while True:
@@ -92,8 +92,8 @@ class Ahead:
                 if self._closing.is_set():
                     return
             self._ready.put(None)
-        except BaseException as exc:  # noqa: BLE001 - handed to the consumer, which raises it
+        except BaseException as exc:  # noqa: BLE001 - passed to the consumer, which raises it
             self._ready.put(exc)
         finally:
             if isinstance(self._batches, Generator):
-                self._batches.close()  # in this thread, which owns the sessions inside
+                self._batches.close()  # in this thread, which owns its sessions

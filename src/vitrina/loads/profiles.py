@@ -1,4 +1,4 @@
-"""What is in the target after a run, kept where people look at it when the definition asks for that."""
+"""Profile the target after a run, if the definition requests it."""
 
 from vitrina.errors import FatalError, RunError
 from vitrina.loads.run import Run
@@ -8,12 +8,12 @@ from vitrina.ports.target import Scans, Target
 from vitrina.sentences import say
 from vitrina.store import requests
 
-# Who asked for such a profile.
+# The requester of such a profile.
 REQUESTED_BY = "run"
 
 
 def look(target: Target, name: str) -> TargetProfile | None:
-    """Ask the target what is in it, or read it back; None if it does not exist yet."""
+    """Ask the target for its profile, or compute it by reading the target back; None if it does not exist yet."""
     if isinstance(target, Profiles):
         return target.profile()
     if isinstance(target, Scans):
@@ -27,7 +27,7 @@ def _warn(run: Run, message: str) -> None:
 
 
 def keep(run: Run) -> None:
-    """Look at the target, which the run is about to let go. The rows are right whether that succeeds or not."""
+    """Profile the target before the run releases it. A failure does not affect the rows."""
     if not run.job.definition.options.profile:
         return
     try:
@@ -35,7 +35,7 @@ def keep(run: Run) -> None:
     except RunError as exc:
         _warn(run, exc.message)
         return
-    except Exception as exc:  # noqa: BLE001 - whatever a connector stumbles over, the rows are in their target
+    except Exception as exc:  # noqa: BLE001 - whatever fails in a connector, the rows are in their target
         _warn(run, f"internal error: {type(exc).__name__}")
         return
     if found is not None:

@@ -1,4 +1,4 @@
-"""What a worker does with one range of the key: read it, pass it through the steps, write it, all as one part."""
+"""Load one range of the key in a worker: read it, pass it through the steps and write it as one part."""
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def handle_of(job: Job, load: Load, window: Window, started_at: datetime) -> FillHandle:
-    """Describe, for other processes, how ranges of this job are brought to the load."""
+    """Describe to other processes how to load ranges of this job."""
     if job.plan.route == "copy" and isinstance(job.shortcut, ShortcutForRanges):
         return job.shortcut.handle(load, window, job.plan)
     if not isinstance(job.source, Splits) or not isinstance(load, TakesRanges):
@@ -52,7 +52,7 @@ def handle_of(job: Job, load: Load, window: Window, started_at: datetime) -> Fil
 
 @dataclass(frozen=True)
 class ArrowHandle:
-    """Rows that steps look at, or that travel as Arrow for another reason."""
+    """Describe ranges whose rows are read by steps, or travel as Arrow for another reason."""
 
     source: SourceHandle
     writer: WriterHandle
@@ -61,9 +61,9 @@ class ArrowHandle:
     run_id: UUID
     epoch: int
     form: Form
-    # One moment for all workers of a run.
+    # The same moment for all workers of a run.
     started_at: datetime
-    # What the runner found out about the columns after the steps. None: rows pass as they come.
+    # What the runner learned about the columns after the steps; None if rows pass unchanged.
     learned: "Learned | None"
 
     @property
@@ -79,7 +79,7 @@ class ArrowFiller:
     """Read, transform and write ranges, in a worker."""
 
     def __init__(self, handle: ArrowHandle, settings: Settings) -> None:
-        # Imported here: workers that pass lines of COPY on need neither pyarrow nor its half second.
+        # Imported here: workers that pass on COPY data need neither pyarrow nor its half second of import.
         from vitrina.loads.flow import Flow
 
         self._flow = Flow
@@ -91,7 +91,7 @@ class ArrowFiller:
 
     def _open_steps(self, learned: "Learned", settings: Settings) -> "RunsSteps":
         handle = self._handle
-        # The worker is one of several: its own steps need no more processes than one.
+        # One process is enough for the steps of a worker, which is one of several.
         options = handle.definition.options.model_copy(update={"parallel": 1})
         definition = handle.definition.model_copy(update={"options": options})
         planned = steps.planned(definition, settings, self._opened, handle.run_id, started_at=handle.started_at)
@@ -117,7 +117,7 @@ class ArrowFiller:
 
 
 class _OnePart(BaseSource):
-    """Give the batches of a source as pieces of one part, up to a number of rows."""
+    """Yield the batches of a source as pieces of one part, up to a number of rows."""
 
     def __init__(self, source: Source, most_rows: int, progressed: Callable[[int], None]) -> None:
         self.name = source.name
@@ -141,6 +141,6 @@ class _OnePart(BaseSource):
                 yield Batch(batch.take(), watch=watch)
                 del batch
                 if self._left <= 0:
-                    # There may be more; a range that is found to be empty costs little.
+                    # There may be more rows; a range that turns out to be empty costs little.
                     self.reached = last
                     return

@@ -1,7 +1,8 @@
-"""A process that loads ranges of the key for one run: `python -m vitrina.loads.range_worker`.
+"""Load ranges of the key for one run in a separate process: `python -m vitrina.loads.range_worker`.
 
-It is a part of the runner, with sessions of its own. What it opens, and the tasks, come over a pipe that only the
-runner has; each answer says what came of a task. Steps that do not ship with Vitrina run in a process below it.
+The process belongs to the runner and has its own sessions. It receives what to open, and its tasks, over a pipe that
+only the runner has; each answer reports the result of a task. Steps that do not ship with Vitrina run in a child
+process of it.
 """
 
 import os
@@ -31,12 +32,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     be_modest()
     sys.path[:] = arguments[3:]
     _serve(Pipe(Connection(line)), socket.socket(fileno=control))
-    # The sessions end with the process: no server is waited for.
+    # The sessions end with the process, without waiting for any server.
     os._exit(0)
 
 
 class Pipe:
-    """Our end of the pipe. Log lines come from threads of steps, too: one message is written at a time."""
+    """Write to this end of the pipe, one message at a time, because threads of steps send log lines too."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
@@ -49,7 +50,7 @@ class Pipe:
 
 
 def _serve(line: Pipe, control: socket.socket) -> None:
-    """Open what the runner describes, then fill one range after the other until it closes its end."""
+    """Open what the runner describes, then fill ranges until it closes its end."""
     try:
         settings, handle = line.receive()
         structlog.configure(processors=[_Forwarding(line, settings)])
@@ -65,7 +66,7 @@ def _serve(line: Pipe, control: socket.socket) -> None:
 
 
 def _await_ended() -> None:
-    """Wait for processes of steps that were told to end: what they used counts as used by the run."""
+    """Wait for processes of steps that were told to end, so that their resource usage counts for the run."""
     for thread in threading.enumerate():
         if thread.name == process.ENDING:
             thread.join(1.0)
@@ -96,7 +97,7 @@ def _fill(line: Pipe, filler: Filler, task: Task) -> None:
 
 
 class _Forwarding:
-    """Hand log lines to the runner, which keeps them with the run."""
+    """Forward log lines to the runner, which stores them with the run."""
 
     def __init__(self, line: Pipe, settings: Settings) -> None:
         self._line = line

@@ -1,4 +1,4 @@
-"""A full load in ranges of the key: workers bring them side by side, the run lets each count, and publishes once."""
+"""Run a full load in ranges of the key: workers load them in parallel, the run commits each and publishes once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ from vitrina.ports.ranges import Engine, FilledRange, FillHandle, KeyRange, Resu
 from vitrina.ports.target import Load
 from vitrina.sentences import say
 
-# Stands in the checkpoint's position as long as ranges are left: there is no single key to go on after.
+# Position in the checkpoint while ranges are left: there is no single key to resume after.
 UNFINISHED = '["ranges"]'
-# A range that kills its workers so often may be what kills them.
+# A range that has lost this many workers may be the cause.
 _MOST_LOSSES = 3
-# Of the rows that a range should have: what a worker reads before it leaves the rest to others.
+# A worker stops after this many times the intended rows of a range, and leaves the rest to others.
 _STOP_AFTER = 4
-# Drawn at once, so that the checkpoint moves for many numbers together.
+# Part numbers are reserved in portions, so that the checkpoint moves once for many of them.
 _NUMBERS_AT_ONCE = 64
 
 
 def fill(run: Run, load: Load) -> None:
-    """Bring all ranges that are left. What was accepted before stays accepted, whatever ends this."""
+    """Load all ranges that are left. Ranges accepted before stay accepted, however this ends."""
     source = run.job.source
     if not isinstance(source, Splits):
         raise FatalError(f"{run.job.source.name} is not read in ranges")
@@ -50,7 +50,7 @@ def _opened(run: Run, handle: FillHandle) -> Iterator[Engine]:
 
 @dataclass(frozen=True)
 class _Cancelling:
-    """An engine as the lease ends it."""
+    """Cancel an engine when the lease ends."""
 
     engine: Engine
 
@@ -59,7 +59,7 @@ class _Cancelling:
 
 
 def _reserve(run: Run, count: int) -> int:
-    """Reserve part numbers, and return the one before the first. No other attempt at this load ever draws them."""
+    """Reserve part numbers, and return the one before the first. No other attempt at this load uses them."""
     found = run.checkpoint
     run.record("drawing part numbers", replace(found, batch_no=found.batch_no + count))
     return found.batch_no
@@ -67,7 +67,7 @@ def _reserve(run: Run, count: int) -> int:
 
 @dataclass(frozen=True)
 class Left:
-    """The ranges that are not accepted yet, as the checkpoint remembers them."""
+    """Hold the ranges that are not accepted yet, as the checkpoint stores them."""
 
     ranges: tuple[KeyRange, ...]
     done: int = 0
@@ -87,7 +87,7 @@ class Left:
         return {"left": left, "done": self.done, "number_before": self.number_before}
 
     def without(self, one: KeyRange, rest: tuple[KeyRange, ...]) -> "Left":
-        """Accept a range, or its beginning; `rest` is what was not read of it."""
+        """Accept a range, or its beginning; `rest` is the part of it that was not read."""
         at = self.ranges.index(one)
         ranges = (*self.ranges[:at], *rest, *self.ranges[at + 1 :])
         return replace(self, ranges=ranges, done=self.done + 1)
@@ -98,7 +98,7 @@ def _position(found: list[str | None] | None) -> tuple[str | None, ...] | None:
 
 
 class RangedFill:
-    """Hand ranges to an engine, collect what came of them, and let each count once."""
+    """Submit ranges to an engine, collect the results, and commit each range once."""
 
     def __init__(self, run: Run, load: Load, source: Splits, snapshot: SharedSnapshot, engine: Engine) -> None:
         self._run = run
@@ -111,12 +111,12 @@ class RangedFill:
         self._under_way: dict[int, Task] = {}
         self._losses: dict[KeyRange, int] = {}
         self._rejected: dict[int, int] = {}
-        # Numbers that this claim may still use; each is given out once.
+        # Numbers that this claim may still use, each once.
         self._numbers: list[int] = []
         self._reopened = False
-        # Whether workers reach another server than the runner, so each range is read as it is there.
+        # Whether workers reach another server than the runner does; then each range is read at that server's own state.
         self._reads_apart = False
-        # Whether a range was accepted that was read in the present snapshot.
+        # Whether a range that was read in the current snapshot was accepted.
         self._has_brought = False
 
     def fill(self) -> None:
@@ -127,7 +127,7 @@ class RangedFill:
         self._run.meter.record(self._run.job.metastore, self._run.job.claim)
         for result in self._engine.results(self._while_waiting):
             if self._under_way.pop(result.task.number, None) is None:
-                continue  # it was told before
+                continue  # reported before
             if result.is_recalled:
                 self._waiting.append(result.task.range)
             elif result.filled is None:
@@ -138,18 +138,18 @@ class RangedFill:
         self._give_back()
 
     def _while_waiting(self) -> bool:
-        """Check as every run does. A snapshot that is too old is given up, once it has brought something."""
+        """Check lease and pause. Return True if the snapshot is too old and ranges were read in it."""
         self._run.while_waiting()
         return self._snapshot.is_old and self._has_brought
 
     def _give_back(self) -> None:
-        """Give back part numbers that engines reserved; the next load, in a stage of its own, may draw them again."""
+        """Return part numbers that engines reserved. The next load, in another stage, may use them again."""
         last = self._left.number_before + self._left.done
         if last < self._run.checkpoint.batch_no:
             self._run.record("giving part numbers back", replace(self._run.checkpoint, batch_no=last))
 
     def _begun(self) -> Left:
-        """Cut the whole key, and remember how."""
+        """Split the whole key into ranges, and record them."""
         run = self._run
         ranges = self._source.split(run.job.reading_key, KeyRange(), run.plan.ranges)
         left = Left(tuple(ranges), number_before=run.checkpoint.batch_no)
@@ -158,10 +158,8 @@ class RangedFill:
         run.log.info("load.cut", ranges=len(left.ranges), workers=run.plan.workers)
         return left
 
-    # --- attempts ----------------------------------------------------------------------------------------------------
-
     def _submit(self) -> None:
-        """Keep every worker busy. A snapshot that is too old is given up once nobody reads in it."""
+        """Keep every worker busy. A snapshot that is too old is released once no worker reads in it."""
         if self._snapshot.is_old:
             if self._under_way:
                 return
@@ -181,14 +179,14 @@ class RangedFill:
         return Task(one, self._draw(), None if self._reads_apart else self._snapshot.name, batch_rows, most_rows)
 
     def _draw(self) -> int:
-        """Draw a part number. The checkpoint passes it before it is used, so no other attempt ever draws it."""
+        """Return a part number. The checkpoint passes it before it is used, so no other attempt uses it."""
         if not self._numbers:
             before = _reserve(self._run, _NUMBERS_AT_ONCE)
             self._numbers = list(range(before + _NUMBERS_AT_ONCE, before, -1))
         return self._numbers.pop()
 
     def _try_again(self, result: Result) -> None:
-        """Read a range again whose worker was lost; every other error ends this try of the run."""
+        """Read a range again after its worker was lost; any other error ends this attempt of the run."""
         error = result.error or FatalError("an attempt ended with nothing")
         one = result.task.range
         if self._is_apart(result.task, error):
@@ -202,7 +200,7 @@ class RangedFill:
         self._waiting.append(one)
 
     def _is_apart(self, task: Task, error: BaseException) -> bool:
-        """Tell whether the worker's server does not know a snapshot that ours holds; then go on without, or refuse."""
+        """Return whether the worker's server lacks the runner's snapshot. Then continue without it, or refuse."""
         if not isinstance(error, SnapshotGone) or task.snapshot is None:
             return False
         if not self._reads_apart:
@@ -213,13 +211,11 @@ class RangedFill:
 
     def _read_apart(self, error: SnapshotGone) -> None:
         definition = self._run.job.definition
-        # A first pass is never read again: a server that lags could lack rows that the checkpoint passes by.
+        # A first pass is never read again. A server that lags could lack rows that the checkpoint moves past.
         if definition.mode != "full" or definition.options.keeps_one_snapshot:
             raise FatalError(say("run.snapshot_elsewhere")) from error
         self._run.log.warning("load.reads_apart", error=str(error))
         self._reads_apart = self._reopened = True
-
-    # --- what counts -------------------------------------------------------------------------------------------------
 
     def _accept(self, task: Task, filled: FilledRange) -> None:
         self._refuse_rejected(filled.rejected or {})
@@ -227,14 +223,14 @@ class RangedFill:
         self._left = self._left.without(task.range, rest)
         self._waiting += reversed(rest)
         self._has_brought = True
-        # Before the commit, which takes a while: the worker that brought this is free.
+        # Before the commit, which takes a while: the worker that loaded this range is free.
         self._submit()
         part = replace(filled.part, reopened=self._reopened)
         self._tell()
         self._run.commit(self._load, part, self._counting)
 
     def _rest(self, task: Task, filled: FilledRange) -> tuple[KeyRange, ...]:
-        """Cut again what a worker left of a range that has many more rows than others."""
+        """Split again what a worker left of a range that has many more rows than others."""
         if filled.reached is None:
             return ()
         rest = KeyRange(filled.reached, task.range.upto)
@@ -249,7 +245,7 @@ class RangedFill:
         return found.accepting(PartId(self._run.job.claim.epoch, part.number), part.staged_rows, last_key)
 
     def _refuse_rejected(self, rejected: Mapping[int, int]) -> None:
-        """Count the rows that steps rejected in all workers together; each worker knows only its own."""
+        """Limit the rows that steps rejected in all workers together; each worker counts only its own."""
         for step in self._run.job.steps:
             total = self._rejected.get(step.order_index, 0) + rejected.get(step.order_index, 0)
             self._rejected[step.order_index] = total
@@ -258,8 +254,6 @@ class RangedFill:
                     f"{step} has failed on more than {step.max_dead_letters} rows in this run: correct the step, or"
                     " raise max_dead_letters in its params"
                 )
-
-    # --- telling -----------------------------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         left = self._left

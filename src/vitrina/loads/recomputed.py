@@ -1,4 +1,4 @@
-"""The rows of a source once more, through the steps: what a comparison is made with."""
+"""Read the rows of a source again, through the steps, for a comparison with the target."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A source and the steps after it, to be read again."""
+    """Hold a source and its steps, to be read again."""
 
     source: Source
     step_pipeline: "StepPipeline | None"
@@ -28,9 +28,9 @@ class Recomputed:
     def rows(
         self, found: Checkpoint, *, in_order: bool, sample: int | None, form: Form
     ) -> "Iterator[tuple[pa.Table, bool]]":
-        """Yield the recomputed rows, in tables whose rows are all in flight, or all not.
+        """Yield the recomputed rows, in tables whose rows are either all in flight or all not.
 
-        A source that cannot be asked again for parts starts from its beginning, and gives no sample but all.
+        A source that cannot return parts is read from its beginning, and returns all rows instead of a sample.
         """
         step_pipeline = self.step_pipeline
         for number, table, in_flight in self._numbered(found, in_order=in_order, sample=sample, form=form):
@@ -45,9 +45,9 @@ class Recomputed:
                 found,
                 in_order=in_order,
                 sample=sample,
-                # Steps are given natural types; without any, rows come in the form that the target takes.
+                # Steps receive the types of `arrow_type`; without steps, rows come in the form that the target accepts.
                 natural=step_pipeline is not None or form == "natural",
-                # Steps see the batches that they see in a run; nobody else minds.
+                # Steps receive batches of the same size as in a run; for anything else the size does not matter.
                 batch_rows=self.batch_size if step_pipeline else _ROWS_AT_ONCE,
             )
             return

@@ -1,4 +1,4 @@
-"""What becomes of a load that could not be published: read again when its rows were refused, else published later."""
+"""Handle a load that could not be published: read it again if its rows were refused, otherwise publish it later."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from vitrina.errors import Disconnected, LeaseLost, RunError
 from vitrina.loads.control import Stopping
 from vitrina.store import database
 
-# 22: a value; 23: a constraint; 44: WITH CHECK OPTION; 54: too large for an index; P0: a trigger of the mart objected.
+# 22: a value; 23: a constraint; 44: WITH CHECK OPTION; 54: too large for an index; P0: a trigger of the mart.
 _BECAUSE_OF_ROWS = ("22", "23", "44", "54", "P0")
 
 
@@ -18,7 +18,7 @@ def of_publish(read_at: datetime | None) -> Iterator[None]:
     try:
         yield
     except (Stopping, LeaseLost, Disconnected):
-        raise  # nothing is decided: whoever takes over publishes
+        raise  # nothing is decided: the runner that takes over publishes
     except RunError as exc:
         state = database.sqlstate_of(exc)
         if state and state.startswith(_BECAUSE_OF_ROWS):
@@ -29,7 +29,7 @@ def of_publish(read_at: datetime | None) -> Iterator[None]:
 
 @contextmanager
 def of_reading() -> Iterator[None]:
-    """Mark what filling a stage refuses: a row without a key. After any other error a load resumes where it ended."""
+    """Mark rows without a key that filling a stage refuses. After any other error a load resumes where it ended."""
     try:
         yield
     except RunError as exc:

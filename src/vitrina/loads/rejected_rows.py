@@ -1,4 +1,4 @@
-"""Rows that a run rejects, and those of earlier runs that it delivers after all."""
+"""Record the rows that a run rejects, and resolve those of earlier runs that it delivers."""
 
 from datetime import datetime
 from functools import cached_property
@@ -9,23 +9,23 @@ from vitrina.ports.batch import DeadLetter, Part
 from vitrina.store import dead_letters
 
 
-class Letters:
-    """The dead letters of one run.
+class RunDeadLetters:
+    """Hold the dead letters of one run.
 
-    They are kept in the metastore. Where the target is in the same database, they are resolved in the transaction
-    that moves the checkpoint; otherwise right after its commit. One may then stay open, but none is resolved too
+    They are stored in the metastore. If the target is in the same database, they are resolved in the transaction that
+    moves the checkpoint, otherwise right after its commit. In that case one may stay open, but none is resolved too
     early.
     """
 
     def __init__(self, job: Job, meter: RunMeter) -> None:
         self._job = job
         self._meter = meter
-        # Of the batch before.
+        # Those of the previous batch.
         self.latest: tuple[DeadLetter, ...] = ()
-        # How many were rejected by checks, which have limits of their own.
+        # How many were rejected by checks, which have separate limits.
         self.by_checks = 0
 
-    def leave_behind(self, filled: Part) -> None:
+    def record_rejected(self, filled: Part) -> None:
         """Record rejected rows in the transaction that moves the checkpoint past them."""
         self.latest = filled.letters
         if filled.letters:
@@ -37,11 +37,11 @@ class Letters:
 
     @cached_property
     def open(self) -> set[str]:
-        """Find the rows that earlier runs rejected, once for a run."""
+        """Find the rows that earlier runs rejected, once per run."""
         return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
 
     def watch_steps(self) -> None:
-        """Let the steps report from now on which of these rows come through."""
+        """Make the steps report which of these rows pass."""
         step_pipeline = self._job.fitted.step_pipeline
         if step_pipeline:
             step_pipeline.steps.watched = self.open
@@ -51,7 +51,7 @@ class Letters:
             dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
 
     def rebuilt(self, begun_at: datetime | None, *, committed: bool = False) -> None:
-        """Resolve what was rejected before a full load began; it is published now, or was rejected again."""
+        """Resolve what was rejected before a full load began: it is published now, or was rejected again."""
         if begun_at is not None and self._is_time(committed):
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 

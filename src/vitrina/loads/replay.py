@@ -1,4 +1,4 @@
-"""A runner sends refused rows again: it reads each from the source by its key, and marks its dead letter resolved."""
+"""Replay dead letters: read each rejected row again from the source by its key, and resolve its dead letter."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from vitrina.store import database, dead_letters, leases, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
-# In one request; what is left waits for the next.
+# Maximum per request; the rest waits for the next one.
 MAX_LETTERS = 10_000
 _LETTERS_AT_ONCE = 1_000
 
@@ -37,7 +37,7 @@ Outcome = dict[dead_letters.Resolution, list[int]]
 
 @dataclass
 class ReplayReport:
-    """What became of the dead letters; `unclear` ones do not say which row they are about."""
+    """Report what happened to the dead letters. Those counted as `unclear` do not identify their row."""
 
     letters: int = 0
     sent: int = 0
@@ -49,7 +49,7 @@ class ReplayReport:
 
 
 def replay(request: dict[str, Any], metastore: Connection, settings: Settings, hold: Hold) -> dict[str, Any]:
-    """Send rejected rows again under the pipeline's lease, as a run of its own: other writers wait until it is over."""
+    """Replay rejected rows under the pipeline's lease, as a separate run: other writers wait until it is over."""
     row = pipelines.find(metastore, request["pipeline_id"])
     if row is None:
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
@@ -69,12 +69,12 @@ def _refuse_others(row: dict[str, Any], metastore: Connection) -> None:
     leases.refuse_beside_a_run(row, "pipeline.no_replay_now")
     if definition.python_source:
         raise FatalError(
-            f"the rows come from the Python source {definition.python_source!r}, which cannot be asked for single ones:"
+            f"the rows come from the Python source {definition.python_source!r}, which cannot return single rows:"
             " run the pipeline"
         )
     if state.peek(metastore, row["id"]).stage is not None:
         raise Conflict(
-            f"pipeline {row['name']} has an unfinished full load, and its letters belong to that: run it to its end,"
+            f"pipeline {row['name']} has an unfinished full load, to which its dead letters belong: run it to its end,"
             " then ask again"
         )
 
@@ -98,7 +98,7 @@ def _replay_leased(
                 run, source = _open(claim, settings, control, meter, sessions)
                 _send_all(run, source, letters, report)
         except (LeaseLost, Disconnected):
-            raise  # the lease is not ours to give back: recovery does it
+            raise  # the lease is lost; recovery releases it
         except VitrinaError as exc:
             _conclude(metastore, claim, meter, report)
             leases.finish_run(metastore, claim.run_id, RunStatus.FAILED, exc.code, exc.message)
@@ -123,12 +123,12 @@ def _open(
         raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
     source = job.source
     if not isinstance(source, Rereads):
-        raise FatalError(f"{source.name} cannot be asked for single rows: run the pipeline")
+        raise FatalError(f"{source.name} cannot return single rows: run the pipeline")
     _refuse_made_keys(job, source)
-    # Rows travel, also where the database could have filled the stage itself.
+    # Rows pass through the runner, even if the database could have filled the stage itself.
     job = replace(job, plan=replace(job.plan, route="arrow", page_rows=None))
     run = Run(job, control=control, meter=meter, context=context, log=log)
-    run.obeys_pause = False  # a paused pipeline stays on its way to PAUSED; the letters are few
+    run.obeys_pause = False  # a paused pipeline stays PAUSE_REQUESTED; a replay is short
     return run, source
 
 
@@ -137,17 +137,17 @@ def _refuse_made_keys(job: Job, source: Rereads) -> None:
     given = _given(job)
     for name in job.key:
         if written[name] == "bytea":
-            raise FatalError(f"the key column {name!r} is bytea, and letters do not hold it as Postgres reads it")
+            raise FatalError(f"the key column {name!r} is bytea, which dead letters do not store exactly")
         if name not in given or _family(given[name]) != _family(written[name]):
             raise FatalError(
-                f"Python steps make the key column {name!r}, so a letter does not say which row of the source it is"
-                " about: run the pipeline"
+                f"Python steps make the key column {name!r}, so a dead letter does not identify a row of the source:"
+                " run the pipeline"
             )
     source.refuse_keys(job.key)
 
 
 def _given(job: Job) -> dict[str, str]:
-    """Return the columns of the source with their types in Postgres, also of one that describes them in Arrow's."""
+    """Return the columns of the source with their Postgres types, also if the source describes them in Arrow types."""
     if job.described.schema is None:
         return {column.name: column.type for column in job.described.columns}
     from vitrina.transforms.to_target import postgres_type
@@ -160,11 +160,8 @@ def _family(kind: str) -> str:
     return "text" if base == "character varying" else base
 
 
-# --- a part of the letters after the other ------------------------------------------------------------------------
-
-
 def _send_all(run: Run, source: Rereads, letters: Sequence[Letter], report: ReplayReport) -> None:
-    """Move the rows of the letters by their keys; the checkpoint stays where it is."""
+    """Move the rows of the dead letters by their keys. The checkpoint does not move."""
     load: Load | None = None
     for start in range(0, len(letters), _LETTERS_AT_ONCE):
         found = _look_up(run.job.key, source, letters[start : start + _LETTERS_AT_ONCE])
@@ -176,13 +173,13 @@ def _send_all(run: Run, source: Rereads, letters: Sequence[Letter], report: Repl
         if found.told:
             _resolve(run, _outcome(run.job.key, source, found, refused), found, report)
     if load is not None:
-        # Makes visible what was written, and removes what was only needed to write it.
+        # Publish what was written, and remove what was only needed to write it.
         load.publish(run.fence("ending the replay", lambda done: run.checkpoint, progressed=False))
         load.discard()
 
 
 class _Found(NamedTuple):
-    """Letters that say which row they are about, the keys of these rows, and those that the source still has."""
+    """Hold dead letters that identify their row, the keys of these rows, and the keys that the source still has."""
 
     told: list[Letter]
     keys: list[Key]
@@ -200,15 +197,15 @@ def _look_up(names: Sequence[str], source: Rereads, letters: Sequence[Letter]) -
 
 
 def _open_load(run: Run) -> Load:
-    """Open the load. Rows alone would make a target that was replaced by hand look like the old one."""
-    load = open_merge(run, watches=False)  # it says itself what became of each letter
+    """Open the load. Writing rows alone would make a target that was replaced by hand look like the old one."""
+    load = open_merge(run, watches=False)  # the replay resolves each dead letter itself
     start_over_where_lost(run, load)
     begin(run, load)
     return load
 
 
 def _send(run: Run, load: Load, keys: Sequence[Key]) -> list[DeadLetter]:
-    """Read these rows as they are now and write them as a pass would; return those that were rejected."""
+    """Read these rows as they are now and write them as a pass would. Return those that were rejected."""
     refused: list[DeadLetter] = []
     with run.parts(load, Window(order=run.job.key, keys=keys)) as parts:
         for part in parts:
@@ -222,11 +219,12 @@ def _numbered(found: Checkpoint, part: Part) -> Checkpoint:
 
 
 def _outcome(names: Sequence[str], source: Rereads, found: _Found, refused: Sequence[DeadLetter]) -> Outcome:
-    """Tell letters whose row was sent or is gone, and those that a letter with another reason takes the place of."""
+    """Classify dead letters: row sent, row deleted in the source, or replaced by a dead letter with another reason."""
     again = [key for letter in refused if (key := key_of(_as_row(letter), names))]
     refused_keys = set(source.canonical(names, again))
     reasons = {
-        (letter.document_id, dead_letters.without_numbers(dead_letters.sayable(letter.error))) for letter in refused
+        (letter.document_id, dead_letters.without_numbers(dead_letters.storable_reason(letter.error)))
+        for letter in refused
     }
     outcome: Outcome = {"sent": [], "gone": [], "superseded": []}
     for letter, key in zip(found.told, found.keys, strict=True):
@@ -257,7 +255,7 @@ def _as_row(letter: DeadLetter) -> Letter:
 
 
 def key_of(letter: Letter, names: Sequence[str]) -> Key | None:
-    """Read the key's values as text, from the document if it has them, else from its id; None if neither has them."""
+    """Return the key's values as text, from the document or else from its id; None if neither has them."""
     document = letter["document"]
     if isinstance(document, dict) and document.keys() == {"doc", "doc_as_upsert"}:
         document = document["doc"]

@@ -1,4 +1,4 @@
-"""What full loads, incremental runs and replays share: the checkpoint, its fence, and rows on their way to a load."""
+"""Share between full loads, incremental runs and replays: the checkpoint, its fence, and the flow of rows to a load."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.job import Job
 from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
-from vitrina.loads.rejected_rows import Letters
+from vitrina.loads.rejected_rows import RunDeadLetters
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports.batch import Counts, Filling, Part, Position, delivered_in
 from vitrina.ports.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ Move = Callable[[Done], Checkpoint]
 
 
 class Run:
-    """One run of one job. Full loads, passes and replays are functions that are given it."""
+    """Represent one run of one job. Full loads, passes and replays are functions that receive it."""
 
     def __init__(
         self,
@@ -57,36 +57,34 @@ class Run:
         self.context = context
         self.log = log
         self.checkpoint = job.checkpoint
-        self.letters = Letters(job, meter)
+        self.letters = RunDeadLetters(job, meter)
         # A load or pass that began before the request may have missed the rows the request is about.
         self.answers_request = True
-        # Rows that earlier runs of a load rejected which this one goes on with.
-        self.letters_before = 0
-        # A paused pipeline that is repaired stays on its way to PAUSED.
+        # Rows rejected by earlier runs of a load that this run continues.
+        self.dead_letters_before = 0
+        # False while a paused pipeline is repaired, which stays PAUSE_REQUESTED.
         self.obeys_pause = True
         self._batch_size = job.definition.batch_size
-        # What was written before the target was judged last.
+        # What had been written when the target was last checked.
         self._judged_counts = Counts()
 
     @property
     def plan(self) -> Plan:
         return self.job.plan
 
-    # --- checks ------------------------------------------------------------------------------------------------------
-
     @cached_property
     def checks(self) -> "Checks | None":
-        """Collect what rows and loads are judged by; None: nothing is."""
+        """Collect what rows and loads are checked by, or return None if nothing is checked."""
         if not self.job.definition.checks:
             return None
-        # Imported here: pipelines without checks need none of it.
+        # Imported here: pipelines without checks do not need it.
         from vitrina.loads import checks
 
         return checks.of_run(self.job, lambda: self.letters.open)
 
     @cached_property
     def gate(self) -> "RowGate | None":
-        """Open what judges rows on their way to a target that does not judge them itself."""
+        """Create the gate that checks rows before they reach a target that cannot check them itself."""
         if self.checks is None or isinstance(self.job.target, Judges):
             return None
         from vitrina.loads import checks
@@ -94,7 +92,7 @@ class Run:
         return checks.open_gate(self.job, self.checks)
 
     def judge_load(self, load: Load) -> None:
-        """Judge a load that is about to be shown by a target that does not judge it itself."""
+        """Check a load before it is published by a target that cannot check it itself."""
         if self.checks is not None and self.gate is not None and not load.is_shown:
             from vitrina.loads import checks
 
@@ -102,7 +100,7 @@ class Run:
             self.meter.checked(checks.judge_load(self.checks, self.checkpoint, now).outcomes, whole=True)
 
     def judge_target(self) -> None:
-        """Judge what the target shows after a pass."""
+        """Check what the target shows after a pass."""
         checks, target = self.checks, self.job.target
         if checks is None or not checks.of_sets or not isinstance(target, Judges):
             return
@@ -112,26 +110,26 @@ class Run:
         self.meter.checked(outcomes, whole=True)
 
     @contextmanager
-    def telling_checks(self) -> Iterator[None]:
-        """Record what the checks found that end the run, and say how it is published anyway."""
+    def recording_checks(self) -> Iterator[None]:
+        """Record the results of checks that end the run, and how a user can publish it anyway."""
         try:
             yield
         except CheckFailed as exc:
             self.meter.checked(exc.outcomes, whole=True)
             raise
         except ShrinkRefused as exc:
-            self.tell_guard(exc)
+            self.record_guard(exc)
             raise
 
-    def tell_guard(self, exc: ShrinkRefused) -> None:
-        """Record that a guard refused a load, and say once how it is published anyway."""
+    def record_guard(self, exc: ShrinkRefused) -> None:
+        """Record that a guard refused a load, and report once how a user can publish it anyway."""
         if exc.guard:
             self.meter.checked((guard_outcome(exc.guard, exc.message),), whole=True)
             exc.message += f"; {say('run.or_accept', pipeline=self.job.claim.name, check=exc.guard)}"
             exc.guard = None
 
     def after_checks(self, part: Part, done: Done) -> Part:
-        """Add what the checks left out to the part, and note what came of them."""
+        """Add what the checks rejected to the part, and note their results."""
         for judged in filter(None, (part.judged, done.judged)):
             self.meter.checked(judged.outcomes)
         if done.judged is None:
@@ -139,13 +137,11 @@ class Run:
         letters = (*part.letters, *done.judged.letters)
         return replace(part, letters=letters, delivered=delivered_in(letters, part.delivered, done.judged.delivered))
 
-    # --- the fence -------------------------------------------------------------------------------------------------
-
     def fence(self, what: str, move: Move, *, progressed: bool = True, point: str | None = None) -> "RunFence":
         return RunFence(self, what, move, progressed=progressed, point=point)
 
     def record(self, what: str, checkpoint: Checkpoint, *, progressed: bool = False) -> None:
-        """Move the checkpoint alone, when no data goes with it."""
+        """Move the checkpoint alone, without data."""
         self.fence(what, lambda _: checkpoint, progressed=progressed).after()
 
     def forget_load(self) -> None:
@@ -153,30 +149,31 @@ class Run:
 
     @property
     def keeps_progress(self) -> bool:
-        """Tell whether an interrupted run resumes after its last batch. If not, batches must not excuse every loss."""
+        """Return whether an interrupted run resumes after its last batch.
+
+        If not, batches must not reset the attempt count.
+        """
         options = self.job.definition.options
         whole = options.keeps_one_snapshot and (self.plan.loads_at_once or options.history is not None)
         return not whole and not self.job.backfill
 
     @property
     def fingerprint(self) -> str:
-        """Compute what an unfinished load depends on; when it changes, the load begins from scratch."""
+        """Compute a digest of what an unfinished load depends on. When it changes, the load starts from scratch."""
         job = self.job
         kinds = [f"{column.name} {column.type}" for column in (*job.described.columns, *job.output)]
         kinds += job.code_digests
         more = [json.dumps(one, sort_keys=True) for one in job.target.fingerprint()]
         return fingerprint(job.definition, list(job.key), [self.plan.route, self.plan.paging, *kinds, *more])
 
-    # --- rows ------------------------------------------------------------------------------------------------------
-
     def loading(self, load: Loading) -> Loading:
-        """Add how rows come, as the plan decided, where the loading does not say."""
+        """Fill in how rows arrive, as planned, where the loading leaves it open."""
         judges = self.job.definition.checks and isinstance(self.job.target, Judges)
         return load_input.loading_of(self.job, load, self.checks if judges else None)
 
     @contextmanager
     def parts(self, load: Load, window: Window) -> Iterator[Iterator[Part]]:
-        """Bring a window's rows to the load; a thread keeps one part ahead. Sessions are closed with the block."""
+        """Move a window's rows to the load; a thread keeps one part ahead. Sessions are closed with the block."""
         window = replace(window, batch_rows=self.batch_size)
         with (
             load_input.open_filling(self.job, load, window, gate=lambda: self.gate) as filled,
@@ -185,7 +182,7 @@ class Run:
             yield iter(parts)
 
     def ahead(self, filling: Filling, after: Position | None) -> Ahead:
-        """Fill in another thread. Meanwhile this one checks lease and pause, and shows what it waits for."""
+        """Fill in another thread. Meanwhile this thread checks lease and pause, and records what it waits for."""
         return Ahead(
             filling,
             self.checkpoint.batch_no + 1,
@@ -196,16 +193,16 @@ class Run:
         )
 
     def while_waiting(self) -> None:
-        """Check lease and pause, several times a second, as long as no batch comes."""
+        """Check lease and pause, several times per second, while no batch arrives."""
         self.control.check()
         if self.control.is_interrupted:
             raise Paused
         self.context.show()
 
     def until_paused(self, *, filling: bool = False) -> AbstractContextManager[None]:
-        """Let a pause cancel work in one statement, which has no batch boundary to wait for.
+        """Let a pause cancel work in one statement, which has no batch boundary.
 
-        `filling`: that of ranges of the key, whose boundaries are far apart, too.
+        `filling` may also be one of key ranges, whose boundaries are far apart.
         """
         has_none = self.plan.paging == "one statement" or (filling and self.plan.paging == "key ranges")
         return self.control.one_statement() if has_none else nullcontext()
@@ -213,20 +210,18 @@ class Run:
     def batch_size(self) -> int:
         return self._batch_size
 
-    # --- parts -----------------------------------------------------------------------------------------------------
-
     def commit(
         self, load: Load, part: Part, after: Callable[[Checkpoint, Part], Checkpoint], *, settles: bool = True
     ) -> Counts:
-        """Let a part count: rejected rows, counters and checkpoint move with the data, or not at all."""
+        """Commit a part: rejected rows, counters and checkpoint move with the data, or not at all."""
         self.control.check()
         started, counted = time.monotonic(), Counts()
-        too_many = self._too_many_letters(sum(not letter.by_check for letter in part.letters))
+        too_many = self._too_many_dead_letters(sum(not letter.by_check for letter in part.letters))
 
         def move(done: Done) -> Checkpoint:
             nonlocal counted
             counted = done.counts
-            self.letters.leave_behind(self.after_checks(part, done))
+            self.letters.record_rejected(self.after_checks(part, done))
             found = self._before_refusal() if too_many else after(self.checkpoint, part)
             self.meter.batch(part, done.counts, self._merge_seconds(started))
             self.meter.merged(done.counts)
@@ -247,7 +242,7 @@ class Run:
         return self.fence("counting a batch", move, progressed=self.keeps_progress, point="batch.fenced")
 
     def _merge_seconds(self, started: float) -> float:
-        """Measure the merge of a target that merges in its own transaction; others spent their time before."""
+        """Measure the merge of a target that merges in its own transaction; other targets were measured before."""
         return time.monotonic() - started if self.job.target.session is not None else 0.0
 
     def _note(self, done: Done) -> None:
@@ -272,23 +267,21 @@ class Run:
         """Return the checkpoint for a run that is refused, so that the next one meets the rejected rows again."""
         return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
 
-    def _too_many_letters(self, more: int) -> FatalError | None:
+    def _too_many_dead_letters(self, more: int) -> FatalError | None:
         budget = self.letter_budget
-        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
+        letters = self.dead_letters_before + self.meter.letters - self.letters.by_checks + more
         if budget is None or letters <= budget:
             return None
         return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
 
     @property
     def letter_budget(self) -> int | None:
-        """Say how many rows the run may leave behind as dead letters; None: nobody counts them."""
+        """Return how many rows the run may reject as dead letters; None if they are not limited."""
         budgets, definition = self.job.target.letter_budget, self.job.definition
         if budgets is None or self.job.claim.is_repair:
             return None
         agreed = definition.options.max_dead_letters
         return budgets[definition.mode] if agreed is None else agreed
-
-    # --- between batches -------------------------------------------------------------------------------------------
 
     def settle(self, *, obey_pause: bool = True) -> None:
         status = self.job.ledger.settle(
@@ -306,7 +299,7 @@ class Run:
             self.log.info("config.reloaded", batch_size=size)
             self._batch_size = size
 
-    def say_started_over(self, reason: str) -> None:
+    def log_started_over(self, reason: str) -> None:
         self.log.info("load.started_over", reason=reason)
         self.meter.note("started_over", reason)
 
@@ -317,7 +310,7 @@ class Run:
         leases.note_hold(self.job.metastore, self.job.claim, hold)
 
     def adjust_target(self) -> None:
-        """Carry out the changes that preparing the target warned of."""
+        """Apply the changes that preparing the target warned of."""
         fence = self.fence(
             "adjusting the target", lambda done: self.checkpoint.identified(**done.identity), progressed=False
         )
@@ -362,7 +355,7 @@ class RunFence:
         run.control.require_lease()
 
     def require_passed(self) -> None:
-        """Refuse a load that returned without passing the fence, as if it had counted something."""
+        """Refuse a load that returned without passing the fence, as if it had committed something."""
         if not self._is_spent:
             raise RuntimeError(f"{self._what}: the load did not pass its fence")
 

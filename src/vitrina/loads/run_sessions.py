@@ -1,4 +1,4 @@
-"""The PostgreSQL sessions of one run: named after its claim, ended with its lease, and kept for the runs after it.
+"""Lend PostgreSQL sessions to one run: named after its claim, ended with its lease, and reused by later runs.
 
 How many a run may open is in `store/session_limits.py`.
 """
@@ -28,7 +28,7 @@ class RunSessions:
     def lend(
         self, url: str, name: str | None, session: Mapping[str, str], *, may_be_kept: Callable[[], bool] = lambda: True
     ) -> Iterator[Connection]:
-        """Lend a session on the named connection. It is kept if nothing went wrong and `may_be_kept` says so."""
+        """Lend a session on the named connection. It is kept if nothing went wrong and `may_be_kept` allows it."""
         pool = self._pool_of(name)
         connection = named_sessions.connect(self._settings, url, name, self._name, session, pool=pool)
         self._context.guard(connection)
@@ -37,12 +37,12 @@ class RunSessions:
             yield connection
             keep = may_be_kept()
         finally:
-            # Let go of first: a lease that is over must not end the session of another run.
+            # Release it from the lease first: a lease that is over must not end the session of another run.
             keep = self._context.let_go(connection) and keep
             if pool:
                 pool.give_back(connection, keep=keep)
             else:
-                with suppress(psycopg.Error):  # it is gone either way
+                with suppress(psycopg.Error):  # it is closed either way
                     connection.close()
 
     def _pool_of(self, name: str | None) -> SessionPool | None:

@@ -1,4 +1,4 @@
-"""A live run leaves a target alone that would lose more than half of its rows within a minute."""
+"""Stop a live run whose target would lose more than half of its rows within a minute."""
 
 import time
 from collections import deque
@@ -10,18 +10,18 @@ from vitrina.ports.batch import Counts
 from vitrina.ports.live import Corrects
 from vitrina.sentences import say
 
-# A target that loses more than half of its rows within this long has met a DELETE without WHERE.
+# A target that loses more than half of its rows within this time has probably met a DELETE without WHERE.
 _SHRINK_WINDOW_SECONDS = 60.0
 _FEW_DELETES = 100
 
 
 class ShrinkGuard:
-    """Refuses to delete more than half of a target within a minute."""
+    """Refuse to delete more than half of a target within a minute."""
 
     def __init__(self) -> None:
-        # About how many rows the target has. Not every target tells an inserted row from an updated one.
+        # Approximate number of rows in the target. Not every target distinguishes inserted rows from updated ones.
         self.rows = 0
-        # It has so many at least: those that were inserted since they were counted are left out.
+        # Lower bound: rows that were inserted since the count are not included.
         self._least = 0
         self._deleted: deque[tuple[float, int]] = deque()
 
@@ -29,13 +29,13 @@ class ShrinkGuard:
         self.rows = self._least = rows
 
     def refuse_more(self, at_most: int, exactly: Callable[[], int], load: Corrects, run: Run) -> None:
-        """Refuse deletes that could not be taken back, before they are sent."""
+        """Refuse deletes that could not be undone, before they are sent."""
         if self._is_too_much(at_most, run):
             self.count(load.count_rows())
             self._refuse(exactly(), run)
 
     def refuse(self, counts: Counts, load: Corrects, run: Run) -> None:
-        """Refuse what was deleted, in the transaction that would show it."""
+        """Refuse deletes in the transaction that would make them visible."""
         self._deleted.append((time.monotonic(), counts.deleted))
         self.rows += counts.inserted - counts.deleted
         self._least -= counts.deleted
@@ -56,7 +56,7 @@ class ShrinkGuard:
 
     @property
     def _recent(self) -> int:
-        """How many rows were deleted within the last minute."""
+        """Return how many rows were deleted within the last minute."""
         begins = time.monotonic() - _SHRINK_WINDOW_SECONDS
         while self._deleted and self._deleted[0][0] < begins:
             self._deleted.popleft()

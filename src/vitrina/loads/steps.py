@@ -1,4 +1,4 @@
-"""A run's Python steps: looked up before anything is opened, fitted between query and target before rows move."""
+"""Plan a run's Python steps before anything is opened, and fit them between query and target."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 NOBODY = UUID(int=0)
 
-# Rows with which it is found out what comes out behind the steps.
+# Rows of the sample with which the output of the steps is determined.
 SAMPLE_ROWS = 1000
 SAMPLE_BYTES = 16 << 20
-# Where the rows of a preview are too large.
+# Hint for previews whose rows are too large.
 ASK_FOR_LESS = "ask for fewer, or shorten texts in the query"
-# What importing the modules of steps may take when a runner starts.
+# Memory limit for importing the modules of steps when a runner starts, in MiB.
 IMPORT_MEMORY_MB = 4096
 
 
 class Step(Protocol):
-    """What the rest of a run knows of a step."""
+    """Describe a step to the rest of a run."""
 
     @property
     def order_index(self) -> int: ...
@@ -55,7 +55,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class PlannedSteps:
-    """The steps of a pipeline, all of them in this process or all of them in workers."""
+    """Hold the steps of a pipeline, which all run in this process or all in workers."""
 
     own: "Sequence[PlannedStep]" = ()
     workers: "WorkerSteps | None" = field(default=None, repr=False)
@@ -77,15 +77,15 @@ def planned(
     started_at: datetime | None = None,
     attach: Callable[[Endable], object] | None = None,
 ) -> PlannedSteps:
-    """Plan the pipeline's steps and read their params; `Invalid` says what is wrong with which.
+    """Plan the pipeline's steps and read their params. Raise `Invalid` with what is wrong in each step.
 
-    Steps that ship with Vitrina run here. If a step comes from elsewhere, or several batches run at a time, all steps
-    run in workers, which end with `sessions`.
+    Steps that ship with Vitrina run in this process. If a step comes from elsewhere, or several batches run at a time,
+    all steps run in workers, which end with `sessions`.
     """
     tasks = [*definition.steps, *extra]
     if not tasks:
         return PlannedSteps()
-    # Imported here: pipelines without steps need neither pyarrow nor its half second.
+    # Imported here: pipelines without steps need neither pyarrow nor its half second of import.
     from vitrina.transforms import chain, registry, remote
 
     shipped = registry.load_shipped()
@@ -107,7 +107,7 @@ def planned(
 
 
 def describe(settings: Settings) -> list[dict[str, Any]]:
-    """Describe all steps and sources that this runner has. A worker imports their modules, which may do anything."""
+    """Describe all steps and sources of this runner. A worker imports their modules, which may do anything."""
     from vitrina.transforms import registry
 
     if registry.finds_only_shipped(settings.transforms):
@@ -135,16 +135,16 @@ def limits(definition: Definition, settings: Settings) -> "Limits":
 
 
 def moment() -> datetime:
-    """Return the moment that all processes of a run tell their steps."""
+    """Return the moment that all processes of a run pass to their steps."""
     return datetime.now(UTC)
 
 
 def workers_of(definition: Definition) -> int:
-    """Return how many processes `options.parallel` asks for."""
+    """Return how many processes `options.parallel` requests."""
     asked = definition.options.parallel
     if asked != "auto":
         return asked
-    # Not all systems tell which processors a process may use.
+    # Not all systems report which processors a process may use.
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
 
@@ -155,7 +155,7 @@ def _is_shipped(name: str, shipped: "Registry") -> bool:
 
 
 def _hash_key(tasks: Sequence[Task], settings: Settings, shipped: "Registry") -> str | None:
-    """Return the key where a shipped step needs it, or the operator trusts all steps with it."""
+    """Return the hash key if a shipped step needs it, or the operator trusts all steps with it."""
     if settings.hash_key is None:
         return None
     own = [found for task in tasks if _is_shipped(task.body, shipped) and (found := shipped.find(task.body))]
@@ -165,7 +165,7 @@ def _hash_key(tasks: Sequence[Task], settings: Settings, shipped: "Registry") ->
 
 @dataclass(frozen=True)
 class Fitted:
-    """What stands between a source and a target: steps, or only a change of types, or nothing at all."""
+    """Hold what is between a source and a target: steps, a conversion of types, or nothing."""
 
     output: tuple[Column, ...]
     stamps: frozenset[str]
@@ -181,14 +181,14 @@ class Fitted:
 
 @dataclass(frozen=True)
 class StepEnvironment:
-    """What steps are told, and may ask for."""
+    """Hold what steps are told, and may ask for."""
 
     definition: Definition
     settings: Settings
     run_id: UUID
     steps: PlannedSteps
     reference: "Callable[[str], pa.Table]"
-    # One moment for a run whose steps run in several places; None: now.
+    # One moment for a run whose steps run in several processes; None means now.
     started_at: datetime | None = None
 
 

@@ -1,1 +1,1 @@
-"""Claim runs, execute them, and keep the installation tidy. Knows nothing about HTTP."""
+"""Claim and execute runs, and clean up after them. This package knows nothing about HTTP."""

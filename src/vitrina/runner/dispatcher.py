@@ -1,4 +1,4 @@
-"""From a claim to a finished run: sorting what went wrong into retry, failure, loss."""
+"""Execute a claimed run to its end, and classify what goes wrong as retry, failure or loss."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +32,12 @@ from vitrina.store import database, leases, migrate, recovery, state
 from vitrina.store.leases import Claim
 from vitrina.store.session_pool import SessionPool
 
-# A server that cannot be reached is given this long to come back before the run fails.
+# How long a server may stay unreachable before the run fails.
 OUTAGE_PATIENCE_SECONDS = 60.0
 
 
 class PipelineDispatcher:
-    """Perform one claim to its end. Everything that a run may raise is sorted here, and only here."""
+    """Execute one claim to its end. This is the only place that handles what a run may raise."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class PipelineDispatcher:
         self._executor = PipelineExecutor(settings, pool)
 
     def work(self, claim: Claim, control: RunControl) -> None:
-        """Run the claim, trying again where that may help; whatever happens is on record afterwards."""
+        """Run the claim, retrying where that may help, and record how it ended."""
         names = {"pipeline": claim.name, "pipeline_id": str(claim.pipeline_id), "run_id": str(claim.run_id)}
         observers = self._observers(claim)
         trace_id = _trace_id(claim, observers)
@@ -64,13 +64,13 @@ class PipelineDispatcher:
 
     def _work(self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger) -> None:
         log.info("run.started", trigger=claim.row["requested_trigger"], version=claim.version)
-        _tell_move(Status.RUN_REQUESTED, Status.RUNNING)
+        _log_status_change(Status.RUN_REQUESTED, Status.RUNNING)
         started = time.monotonic()
         outcome = RunOutcome("FAILED")
         try:
             status = self._try_until_done(claim, control, meter, log)
             outcome = RunOutcome("PAUSED" if status is Status.PAUSED else "SUCCESS")
-            _tell_move(Status.RUNNING, status)
+            _log_status_change(Status.RUNNING, status)
             log.info(
                 "run.ended",
                 status=status,
@@ -81,13 +81,13 @@ class PipelineDispatcher:
         except Stopping:
             outcome = RunOutcome("CANCELLED")
             log.info("run.given_back")
-            self._insist(lambda connection: leases.give_back(connection, claim), control, log)
+            self._record_outcome(lambda connection: leases.give_back(connection, claim), control, log)
         except TargetTaken as exc:
-            # What stands in the way is on record now: the next claim waits for it.
+            # The reason is recorded, so the next claim waits until the target is free.
             outcome = RunOutcome("CANCELLED")
             reason = (exc.code, exc.message)
             log.info("run.target_taken", error=exc.message)
-            self._insist(lambda connection: leases.give_back(connection, claim, *reason), control, log)
+            self._record_outcome(lambda connection: leases.give_back(connection, claim, *reason), control, log)
         except LeaseLost as exc:
             outcome = RunOutcome("LOST", exc.code, exc.message)
             meter.tally.lost_lease()
@@ -110,19 +110,17 @@ class PipelineDispatcher:
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
             discards = isinstance(exc, RunError) and exc.discards_load
-            self._insist(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
+            self._record_outcome(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
         except Exception as exc:
-            # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
+            # End the run here whatever the error is; a bug in one pipeline must not stop the others.
             message = say("run.internal", kind=type(exc).__name__, message=logs.masked(str(exc), self._settings))
             outcome = RunOutcome("FAILED", "internal", message)
             meter.tally.failed("internal")
             log.exception("run.crashed", attempt=meter.attempt)
-            self._insist(_failing(claim, meter, "internal", message), control, log)
+            self._record_outcome(_failing(claim, meter, "internal", message), control, log)
         finally:
             control.release()
             meter.ended(outcome)
-
-    # --- trying ------------------------------------------------------------------------------------------------
 
     def _try_until_done(
         self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger
@@ -164,7 +162,7 @@ class PipelineDispatcher:
         except (Stopping, LeaseLost):
             raise
         except RunError:
-            # Sessions are cut when the lease ends or the runner leaves: what broke then says nothing about the run.
+            # Sessions are cut when the lease ends or the runner stops. Errors from then do not count against the run.
             control.check()
             raise
         finally:
@@ -172,7 +170,7 @@ class PipelineDispatcher:
 
     @contextmanager
     def _without_secrets(self) -> Iterator[None]:
-        """Mask secrets in errors: a driver may quote a URL, and every user may read why a run failed."""
+        """Mask secrets in errors: a driver may quote a URL, and any user may read why a run failed."""
         try:
             yield
         except VitrinaError as exc:
@@ -188,13 +186,11 @@ class PipelineDispatcher:
         waits = self._settings.backoff_seconds
         return waits[min(tries, len(waits)) - 1]
 
-    # --- a pause while waiting ------------------------------------------------------------------------------------
-
     @contextmanager
     def _pause_asked(self, claim: Claim, control: RunControl, meter: RunMeter) -> Iterator[Callable[[], bool]]:
-        """Record in the metastore why the run waits, and yield a function that asks it for a pause.
+        """Record in the metastore why the run waits, and yield a function that checks for a pause request.
 
-        While the metastore is out of reach, no pause can have been requested.
+        While the metastore is unreachable, no pause can have been requested.
         """
         try:
             connection = self._metastore(control)
@@ -217,15 +213,13 @@ class PipelineDispatcher:
             meter.record(connection, claim)
             return leases.conclude_run(connection, claim, boundary=True)
 
-    # --- the end -------------------------------------------------------------------------------------------------
-
     def _surrender(self, claim: Claim, control: RunControl, reason: str, log: structlog.stdlib.BoundLogger) -> None:
-        """Give up the claim. The checkpoint tells the next one how far we came, even if a COMMIT's reply was lost."""
-        # The more losses, the longer: a line that flaps for a few seconds must not use up all the tries.
+        """Give up the claim. The next claim continues from the checkpoint, even if the reply to a COMMIT was lost."""
+        # Wait longer after each loss, so that a connection that flaps for a few seconds does not use up all attempts.
         wait = min(2 * self._backoff(claim.row["attempts"]), self._settings.lease_ttl_seconds / 3)
         with suppress(RunError):
             control.wait(wait)
-        self._insist(
+        self._record_outcome(
             lambda connection: recovery.surrender(
                 connection,
                 claim,
@@ -236,10 +230,10 @@ class PipelineDispatcher:
             log,
         )
 
-    def _insist(
+    def _record_outcome(
         self, action: Callable[[database.Connection], object], control: RunControl, log: structlog.stdlib.BoundLogger
     ) -> None:
-        """Record the end as long as the lease is ours. After that the lease expires, and recovery does the rest."""
+        """Retry recording the outcome while the lease lasts. Once it has expired, recovery records it instead."""
         while True:
             try:
                 with self._metastore(control) as connection:
@@ -263,7 +257,7 @@ class PipelineDispatcher:
 
 
 def _trace_id(claim: Claim, observers: Sequence[RunObserver]) -> str | None:
-    """Find the trace of a run, also when this runner makes no traces: the caller who requested the run may."""
+    """Find the trace ID of a run, which may come from the caller who requested it."""
     made = (observer.trace_id for observer in observers if observer.trace_id)
     return next(made, None) or tracing.trace_id_of(claim.row.get("traceparent"))
 
@@ -275,7 +269,7 @@ def _failing(
         try:
             migrate.require_current(connection)
         except OtherVersion as exc:
-            # What broke says nothing about the run: a runner of that version goes on with it.
+            # The error says nothing about the run. A runner of the metastore's version will continue it.
             leases.give_back(connection, claim, message=exc.message)
             return
         meter.no_longer_waiting()
@@ -285,10 +279,10 @@ def _failing(
             if failed and discards_load:
                 state.discard_load(connection, claim)
         if failed:
-            _tell_move(Status.RUNNING, Status.FAILED)
+            _log_status_change(Status.RUNNING, Status.FAILED)
 
     return fail
 
 
-def _tell_move(source: Status, target: Status) -> None:
+def _log_status_change(source: Status, target: Status) -> None:
     structlog.get_logger().info("status.moved", source=str(source), target=str(target))

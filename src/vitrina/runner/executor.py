@@ -1,4 +1,4 @@
-"""One run of one pipeline, from its claim to its conclusion."""
+"""Execute one attempt of one run, from its claim to its conclusion."""
 
 import time
 from contextlib import ExitStack
@@ -10,9 +10,9 @@ from vitrina.loads import inspection, opening, profiles
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.full import full
-from vitrina.loads.incremental import incremental, keep_place
+from vitrina.loads.incremental import incremental, save_position
 from vitrina.loads.job import Job
-from vitrina.loads.live import Again, forget_place, live
+from vitrina.loads.live import Again, forget_position, live
 from vitrina.loads.run import Run
 from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.watchdog import silence_limit
@@ -24,14 +24,14 @@ from vitrina.store.session_pool import SessionPool
 
 
 class PipelineExecutor:
-    """Run one claim once. It raises what `dispatcher` sorts into retry, failure and loss."""
+    """Run one claim once. The dispatcher sorts what this raises into retry, failure and loss."""
 
     def __init__(self, settings: Settings, pool: SessionPool | None = None) -> None:
         self._settings = settings
         self._pool = pool
 
     def execute(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
-        """Open, plan, move the data and conclude. Return the pipeline's status afterwards."""
+        """Open the sessions, plan, move the data and conclude. Return the pipeline's status afterwards."""
         log = structlog.get_logger().bind(
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
         )
@@ -60,12 +60,12 @@ class PipelineExecutor:
             except Again as again:
                 sessions.close()
                 return self._begin_again(job, meter, again)
-            # Before anybody hears of the end: the next run may need the room that these took on a limited connection.
+            # Close before the end is published: the next run may need these sessions' share of a connection limit.
             sessions.close()
             return self._conclude(job, meter, answered=run.answers_request)
 
     def _begin_again(self, job: Job, meter: RunMeter, again: Again) -> Status:
-        """Close the run's row; the next run of the live pipeline is asked for in the same transaction."""
+        """Close the run's row and request the next run of the live pipeline in the same transaction."""
         failpoints.hit("run.concluding")
         with database.translated("concluding the run"):
             meter.note("ended_because", again.reason)
@@ -89,22 +89,22 @@ class PipelineExecutor:
 
 
 def move_data(run: Run) -> None:
-    """Load everything, read what is new, or follow the source."""
-    with run.telling_checks():
+    """Load everything, load what is new, or follow the source, depending on mode and plan."""
+    with run.recording_checks():
         _move_data(run)
 
 
 def _move_data(run: Run) -> None:
     job = run.job
     if job.starts_over_because:
-        run.say_started_over(job.starts_over_because)
+        run.log_started_over(job.starts_over_because)
     run.adjust_target()
     if job.definition.mode == "live":
         live(run)
         return
-    forget_place(run)
+    forget_position(run)
     if not job.has_target:
-        keep_place(run)
+        save_position(run)
     elif job.plan.loads_at_once:
         full(run)
     else:

@@ -1,4 +1,4 @@
-"""The feeds that a runner owns: a thread for each reads the log of a source, stores it, and confirms what is stored."""
+"""Own feeds: one thread per feed reads the log of a source, stores it, and confirms what is stored."""
 
 import threading
 import time
@@ -21,32 +21,33 @@ from vitrina.store import database, feed_owner, feeds
 from vitrina.store.database import Connection
 from vitrina.store.feed_owner import FeedClaim, Follower, Storage
 
-# Waits after an error, the last one again and again.
+# Seconds to wait after an error; the last value repeats.
 BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
-# One commit of the metastore for each transaction would slow a busy source down; followers wait no longer than this.
+# Transactions are stored in batches: one metastore commit for each would slow down a busy source. A batch delays
+# followers by at most BATCH_SECONDS.
 BATCH_CHANGES = 20_000
 BATCH_SECONDS = 0.1
-# How long the loop sleeps when nothing arrives, and nobody asks.
+# How long the loop sleeps when nothing arrives and no follower waits.
 IDLE_SECONDS = 1.0
 SETTLING_SECONDS = 0.1
-# How often the catalog is compared with the publication: an identity that is taken away makes the application's
-# updates fail until the table leaves the publication.
+# How often the catalog is compared with the publication. A table that loses its replica identity makes the
+# application's updates fail until it leaves the publication.
 CATALOG_SECONDS = 2.0
 FIGURES_SECONDS = 5.0
-# A source that changes nothing we follow still writes its log, which it keeps until we have confirmed it.
+# A source that changes none of the followed tables still writes its log and keeps it until it is confirmed.
 CONFIRM_SECONDS = 10.0
 WRITE_OUT_SECONDS = 0.05
 LEAVE_SECONDS = 5.0
-# Making a slot waits for transactions of the source, and has a time limit of its own.
+# Creating a slot waits for open transactions of the source and has a separate time limit.
 _SOURCE_SILENCE_SECONDS = silence_limit(60.0)
 
 
 class _Stopping(Exception):
-    """The runner is shutting down."""
+    """Signal that the runner is shutting down."""
 
 
 class FeedKeeper:
-    """All feeds of one runner. Called by the runner's loop and heartbeat; nothing here blocks them."""
+    """Keep all feeds of one runner. The runner's loop and heartbeat call this; no method but `stop` blocks."""
 
     def __init__(self, settings: Settings, runner_id: UUID, watchdog: SessionWatchdog) -> None:
         self._settings = settings
@@ -56,7 +57,7 @@ class FeedKeeper:
         self._lock = threading.Lock()
 
     def look(self, connection: Connection) -> None:
-        """Take the feeds that no runner has."""
+        """Claim the feeds that no runner owns."""
         names = self._settings.feed_connections
         if not names:
             return
@@ -68,9 +69,9 @@ class FeedKeeper:
             owner.start()
 
     def beat(self, connection: Connection) -> None:
-        """Extend the leases; an owner whose lease is another's ends."""
+        """Extend the leases, and end the owners whose lease was lost."""
         with self._lock:
-            self._owners = {claim_id: owner for claim_id, owner in self._owners.items() if owner.is_at_work}
+            self._owners = {claim_id: owner for claim_id, owner in self._owners.items() if owner.is_running}
             owners = dict(self._owners)
         if owners:
             held = feed_owner.extend(connection, list(owners), self._settings.lease_ttl_seconds)
@@ -79,7 +80,7 @@ class FeedKeeper:
                     owner.lose()
 
     def stop(self) -> None:
-        """Give all feeds back, so that another runner goes on at once."""
+        """Release all feeds, so that another runner can take them over immediately."""
         with self._lock:
             owners = list(self._owners.values())
         for owner in owners:
@@ -91,7 +92,7 @@ class FeedKeeper:
 
 @dataclass
 class _Due:
-    """When something was done last."""
+    """Track when something is due again."""
 
     every_seconds: float
     at: float = 0.0
@@ -105,7 +106,7 @@ class _Due:
 
 @dataclass
 class _CatchUp:
-    """A place in the log that followers wait for."""
+    """Hold a log position that followers wait for."""
 
     upto: int = 0
     since: float = 0.0
@@ -114,20 +115,20 @@ class _CatchUp:
 
 @dataclass
 class _Known:
-    """What was found out in this connection to the source."""
+    """Hold what is known about the source during one connection to it."""
 
     columns: dict[str, frozenset[str]] = field(default_factory=dict)
     published: Published = field(default_factory=lambda: Published({}, {}, frozenset(), changed=False))
-    # Of which a table was added in the middle of a transaction, when nothing else could be done about it.
+    # Tables added to the publication in the middle of a transaction. Their followers are notified after it.
     added: frozenset[str] = frozenset()
     stored_upto: int = 0
-    # Followers that wait until transactions that began before their tables were published have ended.
+    # Followers waiting for the end of transactions that began before their tables were published.
     settling: dict[UUID, tuple[Follower, int]] = field(default_factory=dict)
     catch_up: _CatchUp = field(default_factory=_CatchUp)
 
 
 class FeedOwner:
-    """The thread that owns one feed, until its lease is lost, the runner ends, or no pipeline follows any more."""
+    """Own one feed in a thread, until the lease is lost, the runner stops, or no pipeline follows any more."""
 
     def __init__(self, claim: FeedClaim, settings: Settings, watchdog: SessionWatchdog) -> None:
         self._claim = claim
@@ -140,7 +141,7 @@ class FeedOwner:
         self._thread = threading.Thread(target=self._work, name=f"feed-{claim.feed_id.hex[:8]}", daemon=True)
 
     @property
-    def is_at_work(self) -> bool:
+    def is_running(self) -> bool:
         return self._thread.is_alive()
 
     def start(self) -> None:
@@ -167,7 +168,7 @@ class FeedOwner:
             except _Stopping:
                 self._give_back()
                 return
-            except Exception as exc:  # noqa: BLE001 - whatever ends one connection, the next may do better
+            except Exception as exc:  # noqa: BLE001 - whatever broke this connection, the next one may work
                 self._note_failure(exc)
             wait = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
             failures += 1
@@ -182,7 +183,7 @@ class FeedOwner:
     # --- one connection to the source ------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Read the log until something ends it. Returns when no pipeline follows any more."""
+        """Read the log until an exception is raised, or return when no pipeline follows any more."""
         self._check()
         url = self._settings.find_feed_url(self._claim.connection)
         if url is None:
@@ -200,7 +201,7 @@ class FeedOwner:
             failpoints.hit("feed.started")
             metastore.execute(f"LISTEN {feeds.ASKED}")
             self._log.info("feed.started", after=known.stored_upto)
-            _Pump(
+            _ReplicationLoop(
                 self._claim,
                 self._settings,
                 metastore=metastore,
@@ -213,7 +214,7 @@ class FeedOwner:
             self._retires(metastore, source)
 
     def _prepare(self, metastore: Connection, source: FollowedDatabase) -> _Known:
-        """Make sure of publication and slot. The publication comes first: the log refers to it."""
+        """Ensure that publication and slot exist. The publication must come first, because the log refers to it."""
         source.require_fit()
         source.end_other_owners()
         if self._discard is not None:
@@ -228,7 +229,9 @@ class FeedOwner:
         state = source.ensure_slot(claim.timeline)
         lost = state.lost
         if not state.is_new and state.confirmed > claim.stored_upto:
-            lost = "the source has forgotten changes that are not stored here: was the metastore restored from a copy?"
+            lost = (
+                "the source has discarded changes that are not stored here: was the metastore restored from a backup?"
+            )
         if not state.is_new and lost is None:
             return claim.stored_upto
         if lost is not None:
@@ -238,7 +241,7 @@ class FeedOwner:
         return state.confirmed
 
     def _retires(self, metastore: Connection, source: FollowedDatabase) -> bool:
-        """Drop slot and publication, if the last live pipeline of the database is deleted."""
+        """Drop slot and publication if the last live pipeline of the database was deleted. Return True if so."""
         claim, is_settled = feed_owner.find(metastore, self._claim)
         has_followers = bool(feed_owner.list_followers(metastore, claim))
         is_other = source.identity() not in (None, claim.database)
@@ -275,9 +278,7 @@ class FeedOwner:
                 yield connection
         finally:
             with suppress(psycopg.Error):
-                connection.close()  # what was not committed is not stored
-
-    # --- the end of it ---------------------------------------------------------------------------------------------
+                connection.close()  # rolls back what was not committed
 
     def _note_failure(self, exc: Exception) -> None:
         message = exc.message if isinstance(exc, VitrinaError) else " ".join(str(exc).split())
@@ -291,19 +292,19 @@ class FeedOwner:
             feed_owner.note_feed_problem(metastore, self._claim, self._shown(exc, message))
 
     def _shown(self, exc: Exception, message: str) -> str:
-        """Leave out hosts and logins, which are the operator's knowledge: any viewer is shown this."""
+        """Remove hosts and logins from an error message: only operators may see them, but any viewer sees this."""
         if not isinstance(exc, CannotConnect):
             return message
         name, variable = self._claim.connection or "default", feed_variable(self._claim.connection)
-        return f"connection {name} cannot be reached with {variable}: the log of its runner says why"
+        return f"connection {name} cannot be reached with {variable}: see the log of its runner"
 
     def _give_back(self) -> None:
         with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
             feed_owner.release(metastore, self._claim)
 
 
-class _Pump:
-    """The loop over one replication connection: receive, store, confirm, and look around in between."""
+class _ReplicationLoop:
+    """Receive, store and confirm transactions of one replication connection, with periodic checks in between."""
 
     def __init__(
         self,
@@ -320,22 +321,22 @@ class _Pump:
         self._claim, self._settings, self._check, self._log = claim, settings, check, log
         self._metastore, self._source, self._feed, self._known = metastore, source, feed, known
         self._storage = Storage(metastore, claim)
-        # Places that the source had reached, and when, which are not received yet.
+        # Log positions of the source that are not received yet, each with the time it was seen.
         self._marks: list[tuple[int, float]] = []
         self._catalog_due = _Due(CATALOG_SECONDS)
         self._figures_due = _Due(FIGURES_SECONDS)
         self._confirm_due = _Due(CONFIRM_SECONDS, at=time.monotonic() + CONFIRM_SECONDS)
 
     def run(self) -> None:
-        """Work until the last follower is gone; errors and the runner's end come out as exceptions."""
+        """Run until the last follower is removed. Errors and the runner's shutdown are raised as exceptions."""
         while True:
             self._check()
-            self._hear()
+            self._read_notices()
             if self._catalog_due.now() and not self._look():
                 return
             self._settle()
-            self._grant()
-            piece = self._feed.receive(self._patience(), self._metastore.fileno())
+            self._answer_catch_up()
+            piece = self._feed.receive(self._wait_seconds(), self._metastore.fileno())
             if piece is not None:
                 self._store(piece)
             elif self._confirm_due.now():
@@ -343,20 +344,18 @@ class _Pump:
             if self._figures_due.now():
                 self._tidy_up()
 
-    def _patience(self) -> float:
+    def _wait_seconds(self) -> float:
         if self._known.catch_up.upto:
             return WRITE_OUT_SECONDS / 2
         return SETTLING_SECONDS if self._known.settling else IDLE_SECONDS
 
-    # --- storing ---------------------------------------------------------------------------------------------------
-
     def _store(self, piece: Transaction | None) -> None:
-        """Store this transaction and those that have arrived after it, then confirm them, in this order."""
+        """Store this transaction and those that arrived after it, and only then confirm them."""
         end = time.monotonic() + BATCH_SECONDS
         while piece is not None:
             self._storage.add(piece)
             if not piece.last:
-                self._spare_application()
+                self._refresh_publication()
                 piece = self._await_piece()
                 continue
             is_full = self._storage.changes >= BATCH_CHANGES or time.monotonic() > end
@@ -364,21 +363,21 @@ class _Pump:
         self._advance()
 
     def _await_piece(self) -> Transaction:
-        """Wait for the rest of a transaction: it always comes, unless the connection breaks."""
+        """Wait for the rest of a transaction. It always arrives, unless the connection breaks."""
         while True:
             self._check()
             piece = self._feed.receive(IDLE_SECONDS)
             if piece is not None:
                 return piece
 
-    def _spare_application(self) -> None:
-        """Compare catalog and publication also while a large transaction is stored, which may take minutes."""
+    def _refresh_publication(self) -> None:
+        """Compare the catalog with the publication during large transactions too, which may take minutes to store."""
         if self._catalog_due.now():
-            # Followers are told when the transaction is over.
+            # Followers are notified when the transaction is complete.
             self._known.added |= self._source.publish(self._known.columns).added
 
     def _advance(self) -> None:
-        """Commit what was received, and only then let the source forget it."""
+        """Commit what was received, and only then confirm it, which lets the source discard it."""
         if self._feed.position <= self._known.stored_upto and not self._storage.changes:
             return
         self._known.stored_upto = self._storage.commit(self._feed.position)
@@ -386,9 +385,7 @@ class _Pump:
         self._feed.confirm(self._known.stored_upto)
         failpoints.hit("feed.confirmed")
 
-    # --- what followers ask ----------------------------------------------------------------------------------------
-
-    def _hear(self) -> None:
+    def _read_notices(self) -> None:
         for notice in self._metastore.notifies(timeout=0):
             feed_id, _, wanted = notice.payload.partition(" ")
             if feed_id != str(self._claim.feed_id):
@@ -398,10 +395,10 @@ class _Pump:
             elif int(wanted) > self._known.catch_up.upto:
                 self._known.catch_up = _CatchUp(int(wanted), time.monotonic())
 
-    def _grant(self) -> None:
-        """Note how far everything is stored when somebody waits for it; have the source write out what it holds back.
+    def _answer_catch_up(self) -> None:
+        """Advance the stored position that followers wait for; if it does not arrive, make the source flush its log.
 
-        Records of transactions that are still open need not be on disk, and the log is sent from there alone.
+        Records of open transactions may still be in memory, and the source sends only what is on disk.
         """
         catch_up = self._known.catch_up
         if not catch_up.upto:
@@ -413,12 +410,10 @@ class _Pump:
             catch_up.written_out = True
             self._source.write_out()
         elif time.monotonic() - catch_up.since > FIGURES_SECONDS:
-            self._known.catch_up = _CatchUp()  # whoever waited has given up, and will ask again
-
-    # --- tables ------------------------------------------------------------------------------------------------------
+            self._known.catch_up = _CatchUp()  # the follower that waited has given up and will ask again
 
     def _look(self) -> bool:
-        """Publish what followers need, which may have changed as the catalog may; False when no follower is left."""
+        """Publish the tables that followers need now. Return False when no follower is left."""
         _, is_settled = feed_owner.find(self._metastore, self._claim)
         followers = feed_owner.list_followers(self._metastore, self._claim)
         if not followers and is_settled:
@@ -446,13 +441,14 @@ class _Pump:
                 self._await_transactions(follower, published, began)
 
     def _reload_cut_off(self, followers: list[Follower], published: Published) -> None:
-        """Mark followers of tables that were added just now, or had to leave: what they have seen is not complete."""
+        """Mark followers for reload if their tables were just added to the publication or had to leave it.
+
+        Such followers have missed changes.
+        """
         for follower in followers:
             if follower.holds:
                 reasons = [published.problems[name] for name in follower.tables if name in published.problems]
-                reasons += [
-                    f"{name} was made again or got a partition" for name in published.added & {*follower.tables}
-                ]
+                reasons += [f"{name} was recreated or got a partition" for name in published.added & {*follower.tables}]
                 if reasons:
                     self._log.warning("feed.follower_cut_off", pipeline_id=str(follower.pipeline_id), reason=reasons[0])
                     feed_owner.make_reload(self._metastore, self._claim, reasons[0], [follower.pipeline_id])
@@ -468,7 +464,10 @@ class _Pump:
             self._known.settling[follower.pipeline_id] = (follower, began)
 
     def _settle(self) -> None:
-        """Wait for transactions that changed a table before it was published: these changes are not in the log."""
+        """Mark followers ready once transactions that changed their tables before publication have ended.
+
+        The changes of those transactions are not in the log.
+        """
         if not self._known.settling:
             return
         oldest = self._source.oldest_running()
@@ -480,8 +479,6 @@ class _Pump:
                 who = self._source.oldest_transaction() or "it has just ended"
                 waits = f"a transaction that began before its tables were published is still open ({who})"
                 feed_owner.note_problem(self._metastore, self._claim, follower, waits)
-
-    # --- housekeeping ------------------------------------------------------------------------------------------------
 
     def _tidy_up(self) -> None:
         followers = feed_owner.list_followers(self._metastore, self._claim)
@@ -509,7 +506,7 @@ class _Pump:
         )
 
     def _lag(self, written: int, received: int) -> float:
-        """Say how long ago the source had written no more than what is received; zero when that is so now."""
+        """Return how many seconds ago the source's log ended where ours ends now, or zero when nothing is missing."""
         now = time.monotonic()
         self._marks = [mark for mark in self._marks if mark[0] > received]
         if written > received:

@@ -1,4 +1,4 @@
-"""What a runner tidies up now and then: old history, runs and stages that nobody needs any more."""
+"""Remove what is no longer needed: old history, abandoned runs, orphaned stages."""
 
 import threading
 import time
@@ -33,16 +33,16 @@ from vitrina.store import (
 from vitrina.store.database import Connection
 
 INTERVAL_SECONDS = 60.0
-# A runner that has been silent for this many leases is forgotten.
+# A runner that has been silent for this many lease durations is removed from the list.
 FORGET_AFTER_LEASES = 120
 REQUEST_EXPIRY_SECONDS = 600.0
 
-# One runner at a time; the others would only wait for its row locks.
+# Only one runner cleans up at a time; the others would wait for its row locks.
 _LOCK = 0x5649_5452_484B
 
 
 class Housekeeper:
-    """Tidy up in a thread of its own, so that claims never wait for it."""
+    """Clean up in a separate thread, so that claims never wait for it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -68,13 +68,13 @@ class Housekeeper:
 
 
 class OldRuns:
-    """Forget old runs, some of them in each round; the next round continues where the last one ended."""
+    """Delete old runs in portions; each round continues where the last one ended."""
 
     def __init__(self) -> None:
         self._after: tuple[datetime, UUID] | None = None
 
     def prune(self, metastore: Connection, *, older_than_days: int) -> None:
-        # Whatever goes wrong: the next walk begins at the oldest again.
+        # After an error, the next round starts again at the oldest run.
         after, self._after = self._after, None
         self._after = runs.prune(metastore, older_than_days=older_than_days, after=after).upto
 
@@ -112,7 +112,7 @@ def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
 
 
 def _do(duty: str, perform: Callable[[], object], metastore: Connection) -> None:
-    """Perform one duty. Its failure, for example because of a bad row, does not keep the others from being done."""
+    """Perform one duty. If it fails, for example because of a bad row, the others are still performed."""
     try:
         perform()
     except Exception as exc:
@@ -132,9 +132,9 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
         return
     try:
         if settings.connector_of(name) != registry.POSTGRES:
-            return  # it has no stages of ours
+            return  # other targets have no stages
         with _session(settings.connection_url(name)) as target:
-            # Whoever is about to save a second pipeline for the same mart is told so, not only its run.
+            # With the database recognised, saving a second pipeline for the same mart is refused, not only its run.
             databases.recognise(metastore, name, target, lambda other: _session(settings.connection_url(other)))
             stages.drop_orphans(metastore, target, remote=True)
     except (CannotConnect, ConfigError, psycopg.Error) as exc:

@@ -1,4 +1,4 @@
-"""The life of a runner process: start-up checks, recovery, wake-ups, heartbeats, schedule, drain."""
+"""Manage a runner process: start-up checks, recovery, wake-ups, heartbeats, schedules, drain."""
 
 import os
 import select
@@ -37,16 +37,16 @@ from vitrina.store.session_pool import SessionPool
 from vitrina.transforms import forking
 from vitrina.unsealing import Keyring
 
-# A batch or publish at work when the runner is told to stop may take this long; then it is dropped.
+# How long a running batch or publish may take after the runner is told to stop; then it is dropped.
 DRAIN_SECONDS = 8.0
-# Giving back what was dropped; a thread that is still not back then is left behind.
+# How long threads may take to release dropped work. The process exits without those that take longer.
 LEAVE_SECONDS = 8.0
-# Metastore, source, target, and a session beside each of the latter two: what most runs hold at once.
+# Sessions that most runs hold at once: metastore, source, target, and one more for each of the last two.
 _KEPT_SESSIONS_PER_RUN = 5
 
 
 class PipelineManager:
-    """Run until told to stop. Only infrastructure errors reach it, and it waits until they are over."""
+    """Run pipelines until told to stop. Only infrastructure errors reach this class; it waits until they are over."""
 
     exit_code_left_behind = 0
 
@@ -75,7 +75,7 @@ class PipelineManager:
         self._some_wait = False
         self._workers = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="run")
         self._slots = threading.Semaphore(settings.concurrency)
-        # Live pipelines stay for days: they take no place of a run.
+        # Live pipelines run for days, so they do not take slots of VITRINA_CONCURRENCY.
         self._followers = ThreadPoolExecutor(settings.followers, thread_name_prefix="follow")
         self._follower_slots = threading.Semaphore(settings.followers)
         self._following: set[UUID] = set()
@@ -83,14 +83,14 @@ class PipelineManager:
         self._request_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
         self._housekeeper = housekeeping.Housekeeper(settings)
         self._next_look = 0.0
-        self._watchdog = SessionWatchdog(self._runs_at_work)
+        self._watchdog = SessionWatchdog(self._current_runs)
         self._feeds = FeedKeeper(settings, self.runner_id, self._watchdog)
-        # Wakes the loop from our own threads and from signals: a byte, not a session.
+        # Threads and signal handlers wake the loop by writing a byte, which needs no database session.
         self._wakeup_recv, self._wakeup_send = socket.socketpair()
         self._wakeup_send.setblocking(False)
 
     def run_forever(self) -> None:
-        """Work until SIGTERM or SIGINT: the first drains, the second leaves at once."""
+        """Run until SIGTERM or SIGINT. The first signal drains the runner, the second exits immediately."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_signal)
             signal.signal(signal.SIGINT, self._on_signal)
@@ -105,14 +105,14 @@ class PipelineManager:
         try:
             self._work_until_shutdown()
         except OtherVersion as exc:
-            # Said before the drain, at the end of which a thread that hangs may be left behind.
+            # Log the error before the drain, which may end the process with threads still running.
             self._log.error("runner.other_version", error=exc.message)
             raise
         finally:
             self._drain(heartbeat)
 
     def stop(self) -> None:
-        """Ask for a drain; `run_forever` returns when the current batches are done."""
+        """Request a drain; `run_forever` returns when the current batches are done."""
         self._shutdown.set()
         self._wake()
 
@@ -136,7 +136,7 @@ class PipelineManager:
             recovered = self._recover(connection)
         self._log.info("recovery.done", pipelines=recovered)
 
-    # --- the loop ------------------------------------------------------------------------------------------------
+    # --- loop -----------------------------------------------------------------------------------------------------
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set():
@@ -152,9 +152,9 @@ class PipelineManager:
                 self._await_wakeup()
 
     def _tick(self, connection: Connection) -> None:
-        """Do what was requested at once, and the rest once in a poll interval, however often the runner is woken."""
+        """Handle requests immediately, and everything else once per poll interval however often the runner is woken."""
         self._telemetry.looked_around()
-        # It may have been migrated since: what comes next is the work of a runner of its version.
+        # The metastore may have been migrated since; then the work belongs to a runner of the new version.
         migrate.require_current(connection)
         self._telemetry.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
@@ -167,7 +167,7 @@ class PipelineManager:
             self._do(self._perform_requests, connection)
 
     def _look_for_work(self, connection: Connection) -> None:
-        """Look for what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
+        """Handle what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
         regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
         for part in regular:
             self._do(part, connection)
@@ -176,7 +176,7 @@ class PipelineManager:
         self._pool.close_unused()
 
     def _do(self, part: Callable[[Connection], object], connection: Connection) -> None:
-        """Do one part of a look around. Whatever a row contains, the other parts are done and the runner goes on."""
+        """Run one part of a tick. If a row makes it fail, the other parts still run."""
         try:
             part(connection)
         except psycopg.Error as exc:
@@ -185,7 +185,7 @@ class PipelineManager:
             self._log.exception("runner.part_failed", part=part.__name__)
         except OtherVersion:
             raise
-        except Exception:  # noqa: BLE001 - a process of many pipelines must not end at one of them
+        except Exception:  # noqa: BLE001 - one bad pipeline must not stop the runner of many
             self._log.exception("runner.part_failed", part=part.__name__)
 
     def _fire_schedules(self, connection: Connection) -> int:
@@ -198,11 +198,11 @@ class PipelineManager:
     def _sleep(self, connection: Connection) -> None:
         """Wait until a request arrives, a slot is free, or the poll interval is over."""
         if list(connection.notifies(timeout=0)):
-            return  # something was asked for while we looked around
+            return  # a request arrived during the tick
         self._await_wakeup(connection.fileno())
 
     def _await_wakeup(self, *others: int) -> None:
-        """Wait without `_shutdown.wait`: a signal that comes while this thread holds its lock would never get it."""
+        """Wait without `_shutdown.wait`, on whose lock a signal handler in this thread would deadlock."""
         left = self._next_look - clock()
         seconds = left if left > 0 else self._settings.poll_seconds
         ready, _, _ = select.select([self._wakeup_recv.fileno(), *others], [], [], seconds)
@@ -210,7 +210,7 @@ class PipelineManager:
             self._wakeup_recv.recv(4096)
 
     def _claim_requested(self, connection: Connection, waiting: Waiting) -> None:
-        """Take the runs that wait. While none does, that is one question and no transaction."""
+        """Claim what is requested. While nothing is, this costs one query and no transaction."""
         if not waiting.runs:
             self._waiting = set()
             return
@@ -243,7 +243,7 @@ class PipelineManager:
                 raise
             if claim is None:
                 slots.release()
-                self._tell_waiting(connection)
+                self._log_waiting(connection)
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at, follows=follows)
@@ -251,8 +251,8 @@ class PipelineManager:
             if not self._some_wait:
                 return
 
-    def _tell_waiting(self, connection: Connection) -> None:
-        """Log once for each wait why a pipeline is not taken although a slot is free."""
+    def _log_waiting(self, connection: Connection) -> None:
+        """Log why a pipeline is not claimed although a slot is free, once for each wait."""
         limits = self._settings.max_connections
         found = session_limits.list_waiting(connection, limits) if limits else []
         waiting = {tuple(row.values()) for row in found}
@@ -261,7 +261,7 @@ class PipelineManager:
         self._waiting = waiting
 
     def _leave_cancelled(self, connection: Connection) -> None:
-        """Leave voided claims now, not at the next heartbeat, and pass on requests to pause."""
+        """Abandon voided claims now instead of at the next heartbeat, and pass on requests to pause."""
         with self._claims_lock:
             claims = dict(self._claims)
         if claims:
@@ -284,7 +284,7 @@ class PipelineManager:
         try:
             self._dispatcher.work(claim, control)
         except BaseException:
-            # Nobody reads this thread's result. The lease expires, and recovery takes over.
+            # Nothing reads this thread's result. The lease expires, and recovery takes over.
             self._log.exception("run.abandoned", pipeline=claim.name)
             raise
         finally:
@@ -296,17 +296,17 @@ class PipelineManager:
             self._wake()
 
     def _wake(self) -> None:
-        """Look for work now rather than at the next poll."""
-        with suppress(BlockingIOError):  # it is ringing already
+        """Wake the loop to look for work before the next poll."""
+        with suppress(BlockingIOError):  # already woken
             self._wakeup_send.send(b"!")
 
     @property
     def _runs_held(self) -> int:
-        """Count the runs that take a place of VITRINA_CONCURRENCY."""
+        """Count the runs that take a slot of VITRINA_CONCURRENCY."""
         with self._claims_lock:
             return len(self._claims.keys() - self._following)
 
-    def _runs_at_work(self) -> list[RunControl]:
+    def _current_runs(self) -> list[RunControl]:
         with self._claims_lock:
             return list(self._claims.values())
 
@@ -324,10 +324,10 @@ class PipelineManager:
             )
         return len(recovered) + recovery.pause_unclaimed(connection)
 
-    # --- previews and the like -------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------
 
     def _perform_requests(self, connection: Connection) -> None:
-        """Perform one request at a time, beside the runs and without delaying claims."""
+        """Perform one request at a time, next to the runs and without delaying claims."""
         if self._shutdown.is_set() or not self._request_slot.acquire(blocking=False):
             return
         try:
@@ -373,10 +373,10 @@ class PipelineManager:
             with self._claims_lock:
                 self._claims.pop(claim.claim_id, None)
 
-    # --- heartbeat -------------------------------------------------------------------------------------------------
+    # --- heartbeat ------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Extend leases on a connection and thread of its own: a long merge must not look like a dead runner."""
+        """Extend leases on a separate connection and thread: a long merge must not look like a dead runner."""
         interval = self._settings.lease_ttl_seconds / 3
         while not self._stopped.wait(interval):
             try:
@@ -386,9 +386,9 @@ class PipelineManager:
                         if self._stopped.wait(interval):
                             return
             except (CannotConnect, psycopg.Error) as exc:
-                # Each run watches its own deadline; what we cannot confirm, it will not commit.
+                # Each run checks its own deadline, and does not commit without a confirmed lease.
                 self._log.warning("heartbeat.failed", error=" ".join(str(exc).split()))
-            except Exception:  # noqa: BLE001 - without a heartbeat every lease is lost: better tried again than never
+            except Exception:  # noqa: BLE001 - without a heartbeat every lease is lost, so keep trying
                 self._log.exception("heartbeat.crashed")
 
     def _beat_once(self, connection: Connection) -> None:
@@ -401,7 +401,7 @@ class PipelineManager:
                 if claim_id in answer.extended:
                     control.extended(asked_at)
                 elif claim_id not in answer.held:
-                    control.lose()  # or its run has just ended: then nobody looks any more
+                    control.lose()  # or its run has just ended and does not check any more
         if asked_for:
             requests.extend(connection, asked_for, self.runner_id, self._settings.lease_ttl_seconds)
         self._feeds.beat(connection)
@@ -422,7 +422,7 @@ class PipelineManager:
             covers=self._covers,
         )
 
-    # --- the end ---------------------------------------------------------------------------------------------------
+    # --- drain ----------------------------------------------------------------------------------------------------
 
     def _drain(self, heartbeat: threading.Thread) -> None:
         """Finish or drop the current batches, release the leases, then remove the runner from the list."""
@@ -450,12 +450,12 @@ class PipelineManager:
         forking.templates.close()
         local_pool.templates.close()
         if self._claims or self._requests:
-            # A thread that waits for a server which never answers would keep the process for ever.
+            # A thread that waits for a server which never answers would keep the process alive forever.
             os._exit(self.exit_code_left_behind)
 
     @property
     def _limits(self) -> dict[str, str]:
-        """Let go of rows with the leases: one that stands still in a claim would keep its pipeline from everybody."""
+        """Release row locks when the leases end; a session stuck in a claim would block its pipeline for others."""
         return {"idle_in_transaction_session_timeout": str(int(self._settings.lease_ttl_seconds * 1000))}
 
     @contextmanager

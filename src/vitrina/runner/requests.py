@@ -1,4 +1,4 @@
-"""What a runner does on request besides running: it needs a source or a target, so the API cannot do it."""
+"""Perform requests that need a source or a target, which only a runner can reach."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,18 +26,18 @@ from vitrina.store import kept_connections as kept_rows
 from vitrina.store.database import Connection
 
 PREVIEW_ROWS = 20
-# More than anybody completes by typing.
+# More tables than a user would browse by completion.
 MAX_TABLES = 2_000
-_NOBODY = UUID(int=0)
+_UNSAVED_ID = UUID(int=0)
 
 Handler = Callable[[dict[str, Any], Connection, Settings], dict[str, Any]]
 Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
 
 
 def perform(request: dict[str, Any], metastore: Connection, settings: Settings, hold: Hold) -> Answer:
-    """Perform a request, and return the result or the error as the API shows it.
+    """Perform a request, and return its result or its error as the API shows it.
 
-    `hold` keeps a lease alive that a request needs.
+    `hold` keeps alive a lease that the request needs.
     """
     handlers: dict[str, Handler] = {
         "validate": validate,
@@ -61,19 +61,19 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         return handler(request, metastore, kept_connections.with_kept(settings, metastore)), None
     except VitrinaError as exc:
         return None, {"code": exc.code, "message": logs.masked(exc.message, settings), **_place(exc)}
-    except Exception as exc:  # noqa: BLE001 - a request ends here whatever happened to it; the runner goes on
+    except Exception as exc:  # noqa: BLE001 - one request fails, whatever the error is; the runner goes on
         structlog.get_logger().exception("request.crashed", request_id=str(request["id"]), kind=request["kind"])
         return None, {"code": "internal", "message": f"internal error: {type(exc).__name__}"}
 
 
 def _place(exc: VitrinaError) -> dict[str, int]:
-    """Return the place in the query, if the sentence names one."""
+    """Return line and column in the query, if the error names them."""
     told = exc.message.params if isinstance(exc.message, Sentence) else {}
     return {name: int(str(told[name])) for name in ("line", "column") if {"line", "column"} <= told.keys()}
 
 
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Check everything short of running: describe and explain the query, choose the plan."""
+    """Check a definition without running it: describe and explain the query, choose the plan."""
     with ExitStack() as sessions:
         opened = opening.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
         job = inspection.inspect(opened, create_target=False)
@@ -88,11 +88,11 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
 
 
 def make_plan(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Find out what the next full load would change in the target; nothing is written there. Keep the plan."""
+    """Compute what the next full load would change in the target, without writing to it, and save the plan."""
     row = _row_to_inspect(request, metastore)
     saved = pipelines.find(metastore, row["name"])
     if saved is None:
-        row |= {"id": uuid4()}  # the stage is named by it
+        row |= {"id": uuid4()}  # the name of the stage contains it
     made = data_plan.make(row, saved, settings, metastore)
     definition = pipelines.definition_of(row)
     around = data_plans.surroundings(metastore, settings, definition, saved)
@@ -102,7 +102,7 @@ def make_plan(request: dict[str, Any], metastore: Connection, settings: Settings
 
 
 def profile_target(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Tell what is in the target of a pipeline: rows, size, and what its columns hold."""
+    """Return what the target of a pipeline holds: rows, size, and statistics of its columns."""
     with ExitStack() as sessions:
         opened = opening.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
         name = opened.definition.final_target
@@ -118,17 +118,17 @@ def _masked(plan: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:
-    """Return the pipeline's row, with the definition of the request in place of its own when that is not saved yet."""
+    """Return the pipeline's row, with the request's definition in place of the saved one if it has any."""
     unsaved = request["payload"].get("definition")
     if unsaved is None:
         return _row(metastore, request["pipeline_id"])
     definition = Definition.model_validate(unsaved).model_dump(mode="json")
     saved = pipelines.find(metastore, definition["name"])
-    return (saved or {"id": _NOBODY, "version": 0}) | definition
+    return (saved or {"id": _UNSAVED_ID, "version": 0}) | definition
 
 
 def pipeline_of(request: dict[str, Any], metastore: Connection) -> str:
-    """Name the pipeline that a request is about, saved or not; empty for one that was deleted meanwhile."""
+    """Return the name of a request's pipeline, saved or not, or an empty string if it was deleted."""
     unsaved = request["payload"].get("definition")
     if unsaved is not None:
         return str(unsaved["name"])
@@ -137,13 +137,13 @@ def pipeline_of(request: dict[str, Any], metastore: Connection) -> str:
 
 
 def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Describe what a query alone gives and how the server would run it; no rows are read."""
+    """Describe the columns of a query and how the server would run it, without reading rows."""
     asked = request["payload"]
     return queries.installed().explain(asked["source_connection"], asked["source_query"], settings)
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Return the first rows after the last step, as JSON; nothing is written."""
+    """Return the first rows after the last step as JSON, without writing anything."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
     judged = revalidation.revalidate_reading(definition, settings)
@@ -155,7 +155,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
 
 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """List what queries on a connection may read: tables of the allowed schemas that the reader may select from."""
+    """List the tables that queries on a connection may read: those the reader may select from in allowed schemas."""
     name = request["payload"]["connection"]
     _require_tables(name, settings)
     tables = queries.installed().list_tables(name, settings, limit=MAX_TABLES + 1)
@@ -163,7 +163,7 @@ def list_tables(request: dict[str, Any], metastore: Connection, settings: Settin
 
 
 def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Suggest the definition that copies a table, and say why."""
+    """Suggest a definition that copies a table, with the reasons."""
     asked = request["payload"]
     if asked["schema"] not in settings.source_schemas:
         raise NotFound(
@@ -185,7 +185,7 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
 
 
 def try_connection(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Report what keeps a connection from being used from here, and what to do about it."""
+    """Report what keeps this runner from using a connection, and how to fix it."""
     name = request["payload"]["connection"]
     kept = name in kept_rows.list_names(metastore)
     found = list(connections.examine(settings, name, place=connections.kept_place(name) if kept else None))
@@ -195,14 +195,14 @@ def try_connection(request: dict[str, Any], metastore: Connection, settings: Set
 
 
 def list_receivers(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """List which receivers of messages have an address here, without the addresses, which are secrets."""
+    """List receivers of notifications and whether each has an address here. Addresses are secrets and are left out."""
     found = notifications.senders(settings)
     names = notifications.SETTINGS.items()
     return {"receivers": [{"name": name, "is_set": name in found, "setting": setting} for name, setting in names]}
 
 
 def try_notifications(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Send a test message to every receiver, now."""
+    """Send a test message to every receiver immediately."""
     message = notifications.test_message(database.now(metastore), request["requested_by"])
     return {"receivers": notifications.try_receivers(settings, message)}
 
@@ -214,7 +214,7 @@ def _require_tables(name: str, settings: Settings) -> None:
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
-    """Return the definition of the request when it is not saved yet, or else the pipeline's."""
+    """Return the request's definition if it has one, otherwise the pipeline's."""
     unsaved = request["payload"].get("definition")
     if unsaved is not None:
         return Definition.model_validate(unsaved)

@@ -1,4 +1,4 @@
-"""Firing what is due. Any runner may, at any time: each tick is one guarded UPDATE."""
+"""Request runs that are due by schedule. Any runner may do this at any time: each tick is one guarded UPDATE."""
 
 from datetime import datetime
 
@@ -12,12 +12,12 @@ from vitrina.store import database, migrate, schedules
 from vitrina.store.database import Connection
 from vitrina.store.schedules import Row
 
-# A look takes up so many at most, in portions; what is left is there at the next look.
+# One call handles at most PORTION * PORTIONS schedules; the next call handles the rest.
 PORTION, PORTIONS = 100, 20
 
 
 def fire_due(connection: Connection, *, now: datetime | None = None) -> int:
-    """Request the runs that are due by the database's clock (or at `now`). Return how many."""
+    """Request the runs that are due by the database's clock, or at `now`. Return their number."""
     fired = 0
     for _ in range(PORTIONS):
         found = schedules.list_due(connection, limit=PORTION, now=now)
@@ -38,7 +38,7 @@ def _fire(connection: Connection, due: Row) -> bool:
         )
         moved = schedules.fire(connection, due, next_run_at)
     except Exception as exc:
-        # One row ends here, whatever stands in it; the others are due as well.
+        # An invalid row must not keep the others from being fired.
         if isinstance(exc, psycopg.Error) and database.is_passing(exc):
             raise
         migrate.require_current(connection)

@@ -1,7 +1,7 @@
-"""A look at every open session from outside: ends those that outlive their lease, the drain, or all patience.
+"""End sessions that outlive their lease, the drain, or their time limit for an answer.
 
-A thread that waits for a server cannot look at a clock. A peer that has vanished is noticed by the kernel; one that
-is there but never answers is noticed here.
+A thread that waits for a server cannot check a clock. The kernel notices a peer that has vanished; this module notices
+one that is there but never answers.
 """
 
 import threading
@@ -15,17 +15,17 @@ from vitrina.store.database import Connection
 from vitrina.store.sessions import SessionHandle
 
 INTERVAL_SECONDS = 0.25
-# A runner's own statements take milliseconds: a server that is silent for so long is not there.
+# A runner's own statements take milliseconds, so a server that is silent for this long is taken to be down.
 SILENCE_SECONDS = 10.0
 
 
 def silence_limit(statement_timeout_seconds: float) -> float:
-    """Compute how many seconds a source or target may leave a statement unanswered; its own timeout is much shorter."""
+    """Return how many seconds a source or target may leave a statement unanswered; its own timeout is much shorter."""
     return 2 * statement_timeout_seconds + SILENCE_SECONDS
 
 
 class SessionWatchdog:
-    """Watch over the sessions of a runner in one thread. `runs` returns the current ones."""
+    """Watch the sessions of a runner in one thread. `runs` returns the current runs."""
 
     def __init__(self, runs: Callable[[], Iterable[RunControl]]) -> None:
         self._runs = runs
@@ -35,7 +35,7 @@ class SessionWatchdog:
         self._stopped = threading.Event()
         self._drain_until: float | None = None
         self._given_up: set[RunControl] = set()
-        self._thread = threading.Thread(target=self._look_around, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._check_all, name="watch", daemon=True)
         self._log = structlog.get_logger()
 
     def start(self) -> None:
@@ -46,52 +46,52 @@ class SessionWatchdog:
         self._thread.join(timeout=5)
 
     def drain(self, seconds: float) -> None:
-        """Give up what is still running after so many seconds: a long publish must not keep a runner from stopping."""
+        """Cut off runs that take longer than `seconds`, so that a long publish cannot keep the runner from stopping."""
         self._drain_until = clock() + seconds
 
     @contextmanager
     def watch(self, connection: Connection, limit_seconds: float) -> Iterator[None]:
         """Watch a session of the runner itself, whose statements are short."""
-        line = SessionHandle(connection)
+        handle = SessionHandle(connection)
         with self._lock:
-            self._own[line] = limit_seconds
+            self._own[handle] = limit_seconds
         try:
             yield
         finally:
             with self._lock:
-                self._own.pop(line, None)
-            line.close()
+                self._own.pop(handle, None)
+            handle.close()
 
-    def _look_around(self) -> None:
+    def _check_all(self) -> None:
         while not self._stopped.wait(INTERVAL_SECONDS):
             runs = list(self._runs())
             with self._lock:
                 limits = dict(self._own)
-            limits |= {line: run.silence_limit_seconds for run in runs for line in run.lines}
+            limits |= {handle: run.silence_limit_seconds for run in runs for handle in run.handles}
             self._end_silent(limits)
             for run in runs:
                 self._enforce(run)
 
     def _end_silent(self, limits: dict[SessionHandle, float]) -> None:
         now = clock()
-        self._busy_since = {line: self._busy_since.get(line, now) for line in limits if line.is_busy}
-        for line, since in self._busy_since.items():
-            if now - since > limits[line]:
+        self._busy_since = {handle: self._busy_since.get(handle, now) for handle in limits if handle.is_busy}
+        for handle, since in self._busy_since.items():
+            if now - since > limits[handle]:
                 self._log.warning("session.cut", reason="no answer", seconds=round(now - since, 1))
-                line.cut()
+                handle.cut()
 
     def _enforce(self, run: RunControl) -> None:
         if run.lease_is_over:
             if run.is_lost and run not in self._given_up:
                 self._given_up.add(run)
-                run.cancel()  # a server goes on with a statement whose client has merely gone
+                run.cancel()  # a server continues a statement after its client has disconnected
             run.cut()
             return
         if run.is_interrupted:
             run.cancel()
         if self._drain_until is not None:
-            run.end_workers()  # the batch at work is begun again elsewhere; a step would not hear that we leave
+            run.end_workers()  # another runner repeats the current batch; a step would not notice the shutdown
         if self._drain_until is not None and clock() > self._drain_until and run not in self._given_up:
-            self._given_up.add(run)  # once: giving the lease back takes a session as well
+            self._given_up.add(run)  # only once: releasing the lease needs a session as well
             run.cancel()
             run.cut()

@@ -1,1 +1,1 @@
-"""The metastore: every statement on schema `etl` stands in this package, one noun a module."""
+"""Access the metastore: every statement on schema `etl` is in this package, one module per noun."""

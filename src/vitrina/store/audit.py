@@ -1,4 +1,4 @@
-"""Statements on `etl_audit` and `etl_pipeline_versions`: who changed what, in the transaction of the change."""
+"""Query `etl_audit` and `etl_pipeline_versions`, which record who changed what in the transaction of the change."""
 
 from datetime import datetime
 from typing import Any

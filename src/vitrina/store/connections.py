@@ -1,4 +1,4 @@
-"""Whether a named connection can be used: login, version, pooler, schemas, rights, each with its next step."""
+"""Check whether a named connection can be used: login, version, pooler, schemas, rights. Each finding has a remedy."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ OK, WARNING, PROBLEM = "OK", "WARNING", "PROBLEM"
 Check = Callable[[str, Settings], Iterator[Finding]]
 
 
-# Somebody waits, and so may others behind: whatever answers there, it is not waited for long.
+# A user waits for the result, and further requests queue up, so no server gets much time to answer.
 _LIMITS = {"statement_timeout": "15000", "lock_timeout": "5000", **database.READ_ONLY}
 
 
 @dataclass(frozen=True)
 class ConnectionFinding:
-    """What was found out, and what to do about it."""
+    """Hold one finding, and what to do about it."""
 
     status: str
     finding: str
@@ -46,13 +46,13 @@ def kept_place(name: str) -> str:
 def examine(
     settings: Settings, name: str, *, with_rights: bool = True, place: str | None = None
 ) -> Iterator[ConnectionFinding]:
-    """Log in as pipelines do and look round; nothing is written. `with_rights`: name the grants that are missing.
+    """Log in as pipelines do and check the connection without writing. `with_rights` lists missing grants too.
 
-    `place` is where the URL is corrected, if not in its variable.
+    `place` says where the URL can be corrected, if not in its variable.
     """
     try:
         url = database.reader_url(settings, name)
-    except ConfigError as exc:  # kept in the metastore, and this process cannot open it
+    except ConfigError as exc:  # kept in the metastore, and this process cannot decrypt it
         yield ConnectionFinding(PROBLEM, exc.message)
         return
     connector = registry.of_url(url)
@@ -82,7 +82,7 @@ def _examine_other(connector: Connector | None, url: str, settings: Settings) ->
     if connector is None:
         known = ", ".join(sorted(registry.installed().connectors))
         left_out = "; ".join(f" ({refused})" for refused in registry.installed().refused)
-        install = "install the package that has it where runners and the API are"
+        install = "install its package where runners and the API run"
         yield ConnectionFinding(
             PROBLEM, f"no connector for {scheme}:// is installed here, only {known}{left_out}", install
         )
@@ -91,19 +91,19 @@ def _examine_other(connector: Connector | None, url: str, settings: Settings) ->
     if problem:
         yield ConnectionFinding(PROBLEM, problem)
     elif connector.check is None:
-        yield ConnectionFinding(OK, f"opened by the connector {connector.name}, which cannot look without a run")
+        yield ConnectionFinding(OK, f"opened by the connector {connector.name}, which has no check of its own")
     else:
         yield from _checked(connector, connector.check, url, settings)
 
 
 def _checked(connector: Connector, check: Check, url: str, settings: Settings) -> Iterator[ConnectionFinding]:
-    """Ask the connector's own check. Of an error that it lets through only the kind is told: it may quote the URL."""
+    """Run the connector's own check. Report only the kind of an unexpected error, because it may quote the URL."""
     try:
         for found in check(url, settings):
             yield ConnectionFinding(found.status, found.finding, found.next_step)
     except VitrinaError as exc:
         yield ConnectionFinding(PROBLEM, exc.message)
-    except Exception as exc:  # noqa: BLE001 - a package of somebody else must not end doctor
+    except Exception as exc:  # noqa: BLE001 - a third-party package must not end doctor
         yield ConnectionFinding(
             PROBLEM,
             f"the check of the connector {connector.name} failed: {type(exc).__name__}",
@@ -112,7 +112,7 @@ def _checked(connector: Connector, check: Check, url: str, settings: Settings) -
 
 
 def _remedy(message: str, place: str) -> str:
-    """Choose the advice by the words of the server or libpq; these have not changed for many versions."""
+    """Choose the advice by the text of the server or libpq, which has been stable for many versions."""
     for words, remedy in {
         "password authentication failed": say("connection.wrong_password", place=place),
         "no password supplied": say("connection.no_password", place=place),
@@ -163,7 +163,7 @@ def _login(session: database.Connection, name: str) -> Iterator[ConnectionFindin
 
 
 def _schemas(session: database.Connection, settings: Settings) -> Iterator[ConnectionFinding]:
-    """Warn when none of the source schemas exists. Only the pipelines know which of them are needed."""
+    """Warn if none of the source schemas exists. Which of them are needed depends on the pipelines."""
     row = database.one(
         session.execute(
             "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",

@@ -1,4 +1,4 @@
-"""What a pipeline needs of the runner that works on it, and which pipelines wait because no live runner has that."""
+"""Find what a pipeline needs of its runner, and which pipelines wait because no live runner has it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ SOURCE, TARGET, STEP = "source", "target", "step"
 
 
 def covered(connectors: Iterable[Connector], steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List what a runner with these connectors and steps can do, as `etl_runners.covers` keeps it."""
+    """List what a runner with these connectors and steps can do, as stored in `etl_runners.covers`."""
     found = [*connectors]
     return [
         *(f"{SOURCE}:{each.name}" for each in found if each.is_source),
@@ -24,7 +24,7 @@ def covered(connectors: Iterable[Connector], steps: Iterable[Mapping[str, Any]])
     ]
 
 
-# Whether the rows of `p` come from a Python source: there is nothing else to read. Its tasks are steps then.
+# Whether the rows of `p` come from a Python source, because there is nothing else to read. Its tasks are steps then.
 _MADE_BY_PYTHON = sql.SQL(
     """
     (p.type = 'PYTHON' AND p.source_table IS NULL AND coalesce(btrim(p.source_query), '') = ''
@@ -33,8 +33,8 @@ _MADE_BY_PYTHON = sql.SQL(
     """
 )
 
-# What `p` needs, in the same words. A name that cannot be one is no need: such a row is taken up, and fails with the
-# reason, instead of waiting for a runner that there cannot be.
+# What `p` needs, in the same words. An invalid name is not a need: such a row is claimed and fails with the reason,
+# instead of waiting for a runner that cannot exist.
 CONNECTORS_NEEDED = sql.SQL(
     """
     ARRAY(SELECT need FROM (VALUES
@@ -63,11 +63,11 @@ def list_waiting(
 ) -> dict[UUID, list[str]]:
     """Find requested pipelines that no live runner covers, with what is missing.
 
-    While no runner is alive at all, list none.
+    If no runner is alive at all, list none.
     """
     values = {"silence": stale_after_seconds, "only": list(only) if only is not None else None}
     rows = _LIST_WAITING.fetch_all(connection, values)
-    # Each need is covered by some runner, but no runner covers them all: then all of them are what is missing.
+    # If each need is covered by some runner, but no runner covers all, then all of them are missing.
     return {row["id"]: row["missing"] or sorted(row["needed"]) for row in rows}
 
 

@@ -1,4 +1,4 @@
-"""Statements on `etl_plans`: what definitions would change, as runners found out."""
+"""Query `etl_plans`: what definitions would change, as computed by runners."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def insert(connection: Connection, plan: Row) -> None:
-    """Keep a plan. A second runner that took the request over writes over what the first one kept."""
+    """Store a plan. A second runner that took over the request overwrites the plan of the first."""
     connection.execute(
         """
         INSERT INTO etl.etl_plans (id, pipeline_id, pipeline, fingerprint, base_version, result, created_by)
@@ -30,7 +30,7 @@ def find(connection: Connection, plan_id: UUID) -> Row | None:
 
 
 def list_newest(connection: Connection, pipeline_id: UUID, *, limit: int) -> list[Row]:
-    """List plans of a pipeline, newest first, without the rows that they show."""
+    """List plans of a pipeline, newest first, without their sample rows."""
     return connection.execute(
         """
         SELECT id, pipeline, base_version, created_at, created_by, applied_at, applied_by, applied_version,

@@ -1,4 +1,4 @@
-"""Connections to Postgres: how every session of ours is set up, and how a driver's error becomes one of ours."""
+"""Connect to Postgres with uniform session settings, and translate the driver's errors."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ Connection = psycopg.Connection[DictRow]
 Found = TypeVar("Found")
 
 TRANSPORT: dict[str, Any] = {
-    # Said, not taken from the environment: the guard must read a query in the same characters as the server.
+    # Set explicitly instead of by the environment: the guard must parse a query in the same encoding as the server.
     "client_encoding": "UTF8",
     # A stopped or vanished peer must not keep row locks: the kernel gives up after half a minute.
     "keepalives": 1,
@@ -33,11 +33,11 @@ TRANSPORT: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 
-# What a server, a database or a login may be set to, and what values or sessions depend on. `pg_settings` was gone
-# through once, as of PostgreSQL 18: docs/reliability.md ("What every session is set to") also says what is left alone,
-# and why. Two more are set once the session is there: see `settle`.
+# Settings that a server, a database or a login may override and that affect values or sessions. The list comes from a
+# review of `pg_settings` as of PostgreSQL 18; docs/reliability.md ("What every session is set to") also lists what is
+# not set, and why. Two more are set once the session is open: see `settle`.
 SESSION = {
-    # Values travel as text in places (COPY, cursors, checkpoints): every session must write and read them alike.
+    # Values travel as text in places (COPY, cursors, checkpoints), so every session must write and read them alike.
     "timezone": "UTC",
     "datestyle": "ISO, YMD",
     "intervalstyle": "postgres",
@@ -46,7 +46,7 @@ SESSION = {
     "xmlbinary": "base64",
     "xmloption": "content",
     "array_nulls": "on",
-    # Statements mean the same everywhere, ours and users': the guard reads them by these rules.
+    # Statements of Vitrina and of users mean the same everywhere: the guard parses them by these rules.
     "search_path": "",
     "row_security": "off",
     "standard_conforming_strings": "on",
@@ -54,19 +54,19 @@ SESSION = {
     "transform_null_equals": "off",
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
-    # Names of types and definitions of indexes are asked of the catalog, compared, and used again.
+    # Type names and index definitions are read from the catalog, compared, and used in statements.
     "quote_all_identifiers": "off",
-    # A run's sessions wait for each other for as long as it takes. Who needs a limit says so when it connects.
+    # The sessions of a run wait for each other without a limit. Callers that need a limit pass it to `connect`.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
 
-# Characters of a server's message, and of its detail and hint.
+# Maximum length of a server's message, of its detail and of its hint, in characters.
 MAX_MESSAGE = 4_000
 
-# Whatever else the login has been set to: users' SQL begins read-only.
+# Users' SQL starts read-only, whatever else the login is set to.
 READ_ONLY = {"default_transaction_read_only": "on"}
 
 
@@ -79,7 +79,7 @@ def connect(
     autocommit: bool = True,
     kind: type[psycopg.Connection[Any]] = psycopg.Connection,
 ) -> Connection:
-    """Open a session with our settings. Raise `CannotConnect`, without the password, when that fails."""
+    """Open a session with uniform settings. Raise `CannotConnect`, without the password, if that fails."""
     with translated_connect(url):
         connection: Connection = kind.connect(
             url,
@@ -97,7 +97,7 @@ def connect(
 
 @contextmanager
 def translated_connect(url: str) -> Iterator[None]:
-    """Turn driver errors inside the block into `CannotConnect`, without the password."""
+    """Translate driver errors inside the block to `CannotConnect`, without the password."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
@@ -106,7 +106,7 @@ def translated_connect(url: str) -> Iterator[None]:
 
 _TRANSACTION_TIMEOUT = 17_00_00
 
-# Two digits behind the point are what C counts too. Where there are more or fewer, C would read another amount.
+# C counts two digits after the decimal point. If the locale has more or fewer, C would read another amount.
 SETTLE = """
     SELECT pg_catalog.pg_backend_pid()::text AS found
     UNION ALL
@@ -118,12 +118,12 @@ SETTLE = """
 
 
 def settle(connection: Connection) -> None:
-    """Apply settings that depend on the database or the server's version, so cannot be sent on connecting."""
+    """Apply settings that depend on the database or the server's version and cannot be sent on connecting."""
     settled_as(connection, one(connection.execute(SETTLE)))
 
 
 def settled_as(connection: Connection, row: Mapping[str, Any]) -> None:
-    """Look at the answer to `SETTLE`: behind a pooler, the session is not the one that was connected."""
+    """Check the result of `SETTLE`: behind a pooler, the session may not be the one that was connected."""
     if int(row["found"]) != connection.info.backend_pid:
         pooling.settle(connection)
 
@@ -144,13 +144,13 @@ def reset(connection: Connection) -> None:
 
 
 def read_json_cut(connection: Connection) -> None:
-    """Cut JSON that was stored too deeply nested, so that no reader breaks on it. For sessions on the metastore."""
+    """Truncate JSON that is nested too deeply for readers. For sessions on the metastore."""
     for kind in ("json", "jsonb"):
         connection.adapters.register_loader(kind, _CutJsonLoader)
 
 
 class _CutJsonLoader(Loader):
-    """Calls the function itself: a list has hundreds of values."""
+    """Call the function directly, because a list has hundreds of values."""
 
     load = staticmethod(json_values.loads_cut)  # type: ignore[assignment]
 
@@ -161,7 +161,7 @@ def read_any_time(connection: Connection) -> None:
 
 
 class _AnyTimeLoader(Loader):
-    """Asks the driver's own one, which is compiled where it can be: a list has hundreds of times."""
+    """Use the driver's own loader first, which may be compiled, because a list has hundreds of times."""
 
     _own = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, Format.TEXT) or TimestamptzLoader
 
@@ -180,7 +180,7 @@ class _AnyTimeLoader(Loader):
 
 
 def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:
-    """Find the time zone that the login has by default, in a session without our settings."""
+    """Find the time zone that the login has by default, in a session without Vitrina's settings."""
     with translated_connect(url):
         plain = psycopg.connect(
             url,
@@ -197,7 +197,7 @@ def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: i
 def place(connection: Connection) -> tuple[object, ...]:
     """Identify the database of a session. A copy of it differs, because its server was started at another time.
 
-    Neither changes while the session lasts, so each session is asked once.
+    Neither value changes during a session, so each session is queried once.
     """
     if connection not in _places:
         _places[connection] = _ask_place(connection)
@@ -220,10 +220,10 @@ def _ask_place(connection: Connection) -> tuple[object, ...]:
 
 
 def one(found: psycopg.Cursor[Found]) -> Found:
-    """Return the row of a statement that always gives one."""
+    """Return the row of a statement that always returns one."""
     row = found.fetchone()
     if row is None:
-        raise RuntimeError("a statement that always gives a row gave none")
+        raise RuntimeError("a statement that always returns a row returned none")
     return row
 
 
@@ -235,7 +235,7 @@ def now(connection: Connection) -> datetime:
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """Write texts as Postgres reads an array of them: for many values ten times as fast as the driver's own way."""
+    """Format texts as an array literal of Postgres; for many values this is ten times as fast as the driver."""
     return "{" + ",".join("NULL" if value is None else _in_array(value) for value in values) + "}"
 
 
@@ -246,7 +246,7 @@ def _in_array(value: str) -> str:
 
 
 def describe(url: str) -> str:
-    """Describe a URL as `user@host:port/database`, which is enough to find the mistake and contains no password."""
+    """Describe a URL as `user@host:port/database`, which is enough to find a mistake and contains no password."""
     try:
         parts = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -256,7 +256,7 @@ def describe(url: str) -> str:
 
 
 def reason(exc: Exception, url: str) -> str:
-    """Return the driver's own words, with the password masked in case a driver repeats it."""
+    """Return the driver's message, with the password masked in case the driver repeats it."""
     text = " ".join(str(exc).split())
     try:
         password = conninfo.conninfo_to_dict(url).get("password")
@@ -266,7 +266,7 @@ def reason(exc: Exception, url: str) -> str:
 
 
 def reader_url(settings: Settings, connection: str | None) -> str:
-    """Return the URL of the login that runs users' SQL. It never falls back to the application's own rights."""
+    """Return the URL of the login that runs users' SQL. It never falls back to the application's login."""
     if connection not in (None, "default"):
         return settings.connection_url(connection)
     if settings.reader_url is not None:
@@ -291,7 +291,7 @@ def with_login(url: str, user: str, password: str | None) -> str:
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Turn driver errors inside the block into `RunError`s that say whether trying again may help."""
+    """Translate driver errors inside the block to `RunError`s that tell whether a retry may help."""
     try:
         yield
     except psycopg.Error as exc:
@@ -308,7 +308,7 @@ def raise_translated(what: str, exc: psycopg.Error) -> NoReturn:
 
 
 def sql_message(exc: psycopg.Error) -> str:
-    """Return what Postgres said, with SQLSTATE, detail and hint. The hint usually contains the next step."""
+    """Return the message of Postgres, with SQLSTATE, detail and hint. The hint usually contains the next step."""
     diagnostics = exc.diag
     primary = diagnostics.message_primary or " ".join(str(exc).split())
     extra = " ".join(part for part in (diagnostics.message_detail, diagnostics.message_hint) if part)
@@ -317,7 +317,7 @@ def sql_message(exc: psycopg.Error) -> str:
 
 
 def _cut(text: str) -> str:
-    """Cut a long message: a failing cast repeats the value it failed on, however long that is."""
+    """Truncate a long message: a failing cast repeats the value it failed on, however long that is."""
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}... ({len(text) - MAX_MESSAGE} more characters)"
 
 
@@ -331,23 +331,23 @@ def sqlstate_of(error: BaseException | None) -> str | None:
     return None
 
 
-# 40xxx: serialization and deadlock; 53xxx: out of something; 55P03: lock not available; 58030: I/O.
+# 40xxx: serialization and deadlock; 53xxx: out of resources; 55P03: lock not available; 58030: I/O.
 _TRANSIENT_STATES = ("40", "53", "55P03", "58030")
-# 08xxx: connection; 57P0x: the server is going down or threw us out; 25P03: idle too long in a transaction.
+# 08xxx: connection; 57P0x: the server shuts down or ended the session; 25P03: idle too long in a transaction.
 _DISCONNECT_STATES = ("08", "57P", "25P03")
-# 55: object in use or not ready; 57: cancelled, out of time; 58: the system; 25006: a standby; 42501: no right to it.
+# 55: object in use or not ready; 57: cancelled, timed out; 58: the system; 25006: a standby; 42501: no privilege.
 _MOMENTARY_STATES = ("55", "57", "58", "25006", "42501")
 
 
 def is_disconnect(exc: psycopg.Error) -> bool:
-    """Tell whether the connection is broken. An operational error without SQLSTATE means that it is."""
+    """Return whether the connection is broken, as an operational error without SQLSTATE implies."""
     if exc.sqlstate is None:
         return isinstance(exc, psycopg.OperationalError)
     return is_disconnect_state(exc.sqlstate)
 
 
 def is_passing(exc: psycopg.Error) -> bool:
-    """Tell whether the error is about the server or the moment, not about the row that was being handled."""
+    """Return whether the error concerns the server or the moment, and not the row that was being handled."""
     return is_disconnect(exc) or is_transient(exc) or (exc.sqlstate or "").startswith(_MOMENTARY_STATES)
 
 
@@ -356,7 +356,7 @@ def is_transient(exc: psycopg.Error) -> bool:
 
 
 def is_disconnect_state(state: str) -> bool:
-    # 08P01 is said of a message, by a server that goes on listening.
+    # A server reports 08P01 about a message and keeps the connection.
     return state.startswith(_DISCONNECT_STATES) and state != "08P01"
 
 

@@ -1,4 +1,4 @@
-"""Which names of connections are one database: by what its server says of itself, and then by a proof."""
+"""Find which connection names lead to one database: by what its server reports, then by a proof."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,8 +19,8 @@ from vitrina.store.prepared import Statement
 # Opens a session on a connection by its name.
 Reach = Callable[[str], AbstractContextManager[Connection]]
 
-# The database that a pipeline `p` writes to, by the name that stands for it. One that nobody has looked at yet stands
-# for itself, so that nothing changes for those who hold it when somebody does.
+# The database that a pipeline `p` writes to, by its representative name. A connection that was never inspected
+# represents itself, so that nothing changes for those who hold it when it is.
 OF_PIPELINE = sql.SQL(
     """
     coalesce((SELECT d.database FROM etl.etl_databases d WHERE d.connection = lower(p.options ->> 'target_connection')),
@@ -31,16 +31,19 @@ OF_PIPELINE = sql.SQL(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a database says of itself. A restored copy says the same, but was not started at the same instant."""
+    """Hold what a database reports about itself.
+
+    A restored copy reports the same, except for the server's start time.
+    """
 
     identity: str
     started_at: datetime
 
 
 def look(connection: Connection) -> Seen | None:
-    """Read the identity of a session's database. Return None when PUBLIC lacks the right; then only names are known.
+    """Read the identity of a session's database. Return None if PUBLIC lacks the right; then only names are known.
 
-    It does not change while the session lasts, so each session is asked once.
+    It does not change during a session, so each session is queried once.
     """
     known = _seen.get(connection) or _look(connection)
     if known is not None:
@@ -71,7 +74,7 @@ _LOOK = Statement(
 
 
 def recognise(metastore: Connection, name: str, connection: Connection, reach: Reach) -> str:
-    """Record which database a connection leads to, and return the name that stands for it."""
+    """Record which database a connection leads to, and return its representative name."""
     seen = look(connection)
     if name == DEFAULT_CONNECTION or seen is None:
         return name
@@ -84,7 +87,7 @@ def recognise(metastore: Connection, name: str, connection: Connection, reach: R
 
 
 def recognise_place(metastore: Connection, name: str, identity: str, *, is_default: bool) -> str:
-    """Record which place of another system a connection leads to, and return the name that stands for it.
+    """Record which place of another system a connection leads to, and return its representative name.
 
     A place reports the same identity under every name, so there is nothing to prove.
     """
@@ -98,13 +101,13 @@ def recognise_place(metastore: Connection, name: str, identity: str, *, is_defau
 
 
 def resolve(metastore: Connection, name: str | None) -> str:
-    """Return the name that stands for a connection's database, as far as is known."""
+    """Return the representative name of a connection's database, as far as it is known."""
     known = _find(metastore, (name or DEFAULT_CONNECTION).lower())
     return str(known["database"]) if known else (name or DEFAULT_CONNECTION).lower()
 
 
 def are_one(first: Connection, second: Connection) -> bool:
-    """Tell whether two sessions are in one database: a lock that one of them holds is then seen by the other."""
+    """Return whether two sessions are in one database, by checking if a lock of one is visible to the other."""
     key = randbits(63)
     take = "SELECT pg_catalog.pg_try_advisory_xact_lock(%s) AS taken"
     with first.transaction():
@@ -115,7 +118,7 @@ def are_one(first: Connection, second: Connection) -> bool:
 
 
 def _find_same(metastore: Connection, name: str, connection: Connection, seen: Seen, reach: Reach) -> tuple[str, bool]:
-    """Find the name that stands for the same database, and tell whether that was proven."""
+    """Find the representative name of the same database, and whether that was proven."""
     own = look(metastore)
     if own and own.identity == seen.identity and are_one(connection, metastore):
         return DEFAULT_CONNECTION, True
@@ -130,7 +133,7 @@ def _find_same(metastore: Connection, name: str, connection: Connection, seen: S
                 if are_one(connection, other):
                     return str(twin["database"]), True
         except (CannotConnect, ConfigError, psycopg.OperationalError):
-            # It may be the same: until somebody can tell, its writers wait for each other.
+            # It may be the same database. Until that is decided, its writers wait for each other.
             unproven = unproven or str(twin["database"])
     return (unproven, False) if unproven else (name, True)
 
@@ -150,7 +153,7 @@ def _record(metastore: Connection, name: str, database: str, seen: Seen, *, prov
             """,
             [name, database, seen.identity, seen.started_at if proven else None],
         )
-        # Others were found to be the database that this name used to lead to: they are looked at again.
+        # Other names were found to be the database that this name used to lead to; they are checked again.
         metastore.execute(
             """
             UPDATE etl.etl_databases SET started_at = NULL

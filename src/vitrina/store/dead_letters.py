@@ -1,4 +1,4 @@
-"""Statements on `etl_dead_letters`: documents that a target refused, rows that a step failed on."""
+"""Query `etl_dead_letters`: documents that a target refused, and rows that a step failed on."""
 
 import json
 import re
@@ -18,15 +18,15 @@ from vitrina.store.prepared import Statement
 Row = dict[str, Any]
 
 LONGEST_ERROR = 4_000
-# Objects and lists within each other that a letter shows as such.
+# Maximum nesting of objects and lists that a dead letter shows as JSON.
 DEEPEST = 200
-# `sent`: again, and not refused. `gone`: the source no longer has the row. `superseded`: refused again for another
-# reason, which has a letter of its own. `rebuilt`: a later full load holds it. `delivered`: by a later run of the
-# pipeline, because the row changed.
+# `sent`: sent again and accepted. `gone`: the source no longer has the row. `superseded`: refused again for another
+# reason, which has a separate dead letter. `rebuilt`: a later full load contains the row. `delivered`: a later run of
+# the pipeline delivered it, because the row changed.
 Resolution = Literal["sent", "gone", "superseded", "rebuilt", "delivered"]
 
 
-# What letters of one cause have in common: their errors without the values and numbers that these quote.
+# What dead letters of one cause have in common: their errors without the quoted values and numbers.
 _REASON = SQL(
     """
     regexp_replace(regexp_replace(d.error, '''[^'']*''|"[^"]*"', '…', 'g'), '[0-9]+', '#', 'g')
@@ -116,14 +116,14 @@ def open_ids(connection: Connection, pipeline_id: UUID) -> set[str]:
 
 
 def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Sequence[DeadLetter]) -> None:
-    """Keep one open dead letter for each document and reason; a run that rejects the document again renews it."""
+    """Store one open dead letter for each document and reason; a run that rejects the document again renews it."""
     rows = [
         {
             "pipeline": pipeline_id,
             "run": run_id,
             "id": letter.document_id,
-            "error": sayable(letter.error),
-            "reason": without_numbers(sayable(letter.error)),
+            "error": storable_reason(letter.error),
+            "reason": without_numbers(storable_reason(letter.error)),
             "document": json.dumps(letter.document) if _is_deep(letter.document) else letter.document,
         }
         for letter in letters
@@ -132,14 +132,14 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Seq
         _keep(connection, rows)
     except _NO_JSONB:
         for row in rows:
-            _keep_as_it_can_be(connection, row)
+            _keep_with_fallbacks(connection, row)
 
 
-# jsonb has no form for the character 0, half a surrogate pair, numbers of any size, and objects without end.
+# jsonb cannot store the character 0, a lone surrogate, very long numbers, and very deep nesting.
 _NO_JSONB = (psycopg.DataError, psycopg.errors.StatementTooComplex)
 
 
-def _keep_as_it_can_be(connection: Connection, row: Row) -> None:
+def _keep_with_fallbacks(connection: Connection, row: Row) -> None:
     try:
         _keep(connection, [row])
     except _NO_JSONB:
@@ -166,8 +166,8 @@ def _keep(connection: Connection, rows: Sequence[Row]) -> None:
         )
 
 
-def sayable(error: str) -> str:
-    """Shorten a reason and escape what Postgres's text cannot hold: it may quote the whole of a value."""
+def storable_reason(error: str) -> str:
+    """Shorten a reason, which may quote a whole value, and escape what Postgres's text cannot store."""
     shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
     return shown.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 
@@ -183,12 +183,12 @@ def as_kept(document: str) -> Any:
 
 
 def _is_deep(document: str) -> bool:
-    """Tell whether a reader of the dead letter would run out of stack, although Postgres would take the document."""
+    """Return whether a reader of the dead letter would run out of stack, although Postgres accepts the document."""
     return deep_json.is_deeper(document, DEEPEST)
 
 
 def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> None:
-    """Close dead letters and record what became of them; they are not deleted."""
+    """Close dead letters and record how they were resolved; they are not deleted."""
     connection.execute(
         """
         UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = %s

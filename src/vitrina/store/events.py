@@ -1,4 +1,4 @@
-"""Statements on `etl_events`: what listeners are told. Status moves are written by a trigger, the rest from here."""
+"""Query `etl_events`, which listeners read. A trigger writes status changes, this module the rest."""
 
 from typing import Any
 

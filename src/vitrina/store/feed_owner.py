@@ -1,4 +1,4 @@
-"""Feeds as their owner sees them: the lease, what followers need, storing under the claim, letting segments go."""
+"""Query feeds on behalf of their owner: the lease, what followers need, storing under the claim, dropping segments."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vitrina.store.database import Connection
 
 @dataclass(frozen=True)
 class FeedClaim:
-    """One runner's right to store what a feed gives, and to confirm it."""
+    """Represent one runner's right to store what a feed delivers, and to confirm it."""
 
     feed_id: UUID
     claim_id: UUID
@@ -33,18 +33,15 @@ class FeedClaim:
 
     @property
     def session_name(self) -> str:
-        """Name its session on the metastore, by which a successor ends it."""
+        """Return the name of its session on the metastore, by which a successor ends it."""
         return f"{feeds.session_name(self.feed_id)}:{self.epoch}"[:63]
 
     def lost(self) -> LeaseLost:
         return LeaseLost(f"feed {self.names.slot}: another runner took over after epoch {self.epoch}")
 
 
-# --- the lease -----------------------------------------------------------------------------------------------------
-
-
 def claim_free(connection: Connection, runner_id: UUID, ttl_seconds: float, names: Sequence[str]) -> list[FeedClaim]:
-    """Take the feeds of these connections that no runner has, or whose runner has been silent for too long."""
+    """Claim the feeds of these connections that no runner has, or whose runner has been silent for too long."""
     free = connection.execute(
         """
         SELECT id, epoch, claim_id IS NOT NULL AS is_late FROM etl.etl_feeds
@@ -91,9 +88,9 @@ def _claim(row: Mapping[str, Any]) -> FeedClaim:
 
 
 def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float) -> frozenset[UUID]:
-    """Extend the leases that still stand, and say which these are. One whose row is locked just now is among them.
+    """Extend the leases that are still held, and return these. A lease whose row is locked now counts as held.
 
-    The key stays free: who stores a large transaction refers to it with each new segment, for as long as that takes.
+    The key is not locked: while a large transaction is stored, each new segment refers to it.
     """
     rows = connection.execute(
         """
@@ -114,7 +111,7 @@ def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float
 
 
 def release(connection: Connection, claim: FeedClaim) -> None:
-    """Give the lease back, so that another runner need not wait until it is over."""
+    """Release the lease, so that another runner need not wait until it expires."""
     connection.execute(
         """
         UPDATE etl.etl_feeds SET claim_id = NULL, runner_id = NULL, lease_until = NULL
@@ -125,15 +122,15 @@ def release(connection: Connection, claim: FeedClaim) -> None:
 
 
 def end_older_sessions(connection: Connection, claim: FeedClaim) -> None:
-    """End what owners before us still have open on the metastore: it can only be in the way."""
+    """End the sessions that earlier owners still have open on the metastore; they could only block."""
     _end_sessions(connection, claim.feed_id, claim.epoch - 1)
 
 
 def _end_sessions(connection: Connection, feed_id: UUID, upto_epoch: int) -> None:
     """End the sessions of owners up to this epoch.
 
-    One that stands still between its last statement and COMMIT locks the feed's row, for whoever would take the feed
-    from it and for every follower that registers.
+    A session that hangs between its last statement and COMMIT locks the feed's row, for a runner that would take over
+    the feed and for every follower that registers.
     """
     connection.execute(
         """
@@ -146,12 +143,9 @@ def _end_sessions(connection: Connection, feed_id: UUID, upto_epoch: int) -> Non
     )
 
 
-# --- what followers need -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Follower:
-    """A live pipeline that is registered."""
+    """Represent a registered live pipeline."""
 
     pipeline_id: UUID
     tables: Mapping[str, Sequence[str]]
@@ -162,7 +156,7 @@ class Follower:
 
     @property
     def holds(self) -> bool:
-        """Say whether stored changes are kept for it."""
+        """Return whether stored changes are kept for it."""
         return self.is_ready and not self.must_reload
 
 
@@ -184,7 +178,7 @@ def list_followers(connection: Connection, claim: FeedClaim) -> list[Follower]:
 
 
 def wanted_columns(followers: Sequence[Follower]) -> dict[str, frozenset[str]]:
-    """Unite what followers need: relation to columns."""
+    """Combine the columns that followers need, by relation."""
     wanted: dict[str, frozenset[str]] = {}
     for follower in followers:
         for relation, columns in follower.tables.items():
@@ -217,7 +211,7 @@ def note_problem(connection: Connection, claim: FeedClaim, follower: Follower, p
 def make_reload(
     connection: Connection, claim: FeedClaim, reason: str, only: Collection[UUID] | None = None
 ) -> list[UUID]:
-    """Mark followers that changes are lost for. One that has not begun to follow loses nothing."""
+    """Mark followers that have lost changes. A follower that has not begun to follow loses nothing."""
     rows = connection.execute(
         """
         UPDATE etl.etl_feed_followers w SET must_reload = %(reason)s
@@ -232,11 +226,8 @@ def make_reload(
     return [row["pipeline_id"] for row in rows]
 
 
-# --- storing -------------------------------------------------------------------------------------------------------
-
-
 class Storage:
-    """Stores transactions in one transaction of the metastore, which only the owner of the claim can commit."""
+    """Store changes in one transaction of the metastore, which only the owner of the claim can commit."""
 
     def __init__(self, connection: Connection, claim: FeedClaim) -> None:
         self._connection = connection
@@ -251,7 +242,7 @@ class Storage:
 
     @property
     def segment(self) -> int | None:
-        """Give the number of the table that is being written."""
+        """Return the number of the table that is being written."""
         return self._segment
 
     @property
@@ -269,7 +260,7 @@ class Storage:
             self._upto, self._committed_at = piece.upto, piece.committed_at
 
     def commit(self, position: int = 0) -> int:
-        """Commit what was added, if the claim still stands; returns the place up to which everything is stored now."""
+        """Commit what was added, if the claim is still held. Return the position up to which everything is stored."""
         upto = max(position, self._upto)
         if not self._is_open:
             advance(self._connection, self._claim, upto)
@@ -285,7 +276,7 @@ class Storage:
         return upto
 
     def _begin(self, lsn: int) -> int:
-        """Open a transaction unless one is open, and say which segment is written in it."""
+        """Open a transaction unless one is open, and return the segment that is written in it."""
         if not self._is_open:
             self._connection.execute("BEGIN")
         if self._segment is None or (not self._is_open and self._in_segment >= feed_segments.SEGMENT_CHANGES):
@@ -295,7 +286,7 @@ class Storage:
 
 
 def advance(connection: Connection, claim: FeedClaim, upto: int, changes: int = 0, committed_at: float = 0.0) -> None:
-    """Move the place up to which everything is stored: the guard of claim and epoch."""
+    """Move the position up to which everything is stored, guarded by claim and epoch."""
     moved = connection.execute(
         """
         UPDATE etl.etl_feeds
@@ -310,7 +301,7 @@ def advance(connection: Connection, claim: FeedClaim, upto: int, changes: int = 
 
 
 def begin_slot(connection: Connection, claim: FeedClaim, timeline: int, block_bytes: int, upto: int) -> None:
-    """Note a slot that was made just now: the log begins at its place, which may be lower than one before."""
+    """Record a new slot: the log begins at its position, which may be lower than an earlier one."""
     noted = connection.execute(
         """
         UPDATE etl.etl_feeds SET timeline = %(timeline)s, block_bytes = %(block)s, stored_upto = %(upto)s
@@ -322,11 +313,8 @@ def begin_slot(connection: Connection, claim: FeedClaim, timeline: int, block_by
         raise claim.lost()
 
 
-# --- letting go ----------------------------------------------------------------------------------------------------
-
-
 def drop_passed(connection: Connection, claim: FeedClaim, *, but: int | None) -> list[int]:
-    """Drop the segments that every follower has passed, except the one that is written."""
+    """Drop the segments that every follower has passed, except the one that is being written."""
     rows = connection.execute(
         """
         SELECT s.number FROM etl.etl_feed_segments s
@@ -344,7 +332,7 @@ def drop_passed(connection: Connection, claim: FeedClaim, *, but: int | None) ->
 def reload_those_behind(
     connection: Connection, claim: FeedClaim, followers: Sequence[Follower], most: int
 ) -> list[UUID]:
-    """Mark followers that are more than `most` changes behind, so that they hold no segments."""
+    """Mark followers for reload that have more than `most` changes to read, so that they hold no segments."""
     behind = {
         follower.pipeline_id: feed_segments.count_after(connection, claim.feed_id, follower.passed_upto or 0)
         for follower in followers
@@ -359,7 +347,7 @@ def reload_those_behind(
 
 
 def note_figures(connection: Connection, claim: FeedClaim, figures: Mapping[str, Any], problem: str | None) -> None:
-    """Write down how the feed stands, for people and monitoring."""
+    """Record measurements of the feed, for users and monitoring."""
     connection.execute(
         """
         UPDATE etl.etl_feeds
@@ -382,7 +370,7 @@ def note_feed_problem(connection: Connection, claim: FeedClaim, problem: str) ->
 
 
 def seize(connection: Connection, feed_id: UUID, ttl_seconds: float) -> None:
-    """Take a feed from its owner, to drop it: nothing that the owner stores from now on counts."""
+    """Take a feed from its owner, to drop it: nothing that the owner stores afterwards is committed."""
     connection.execute(
         """
         UPDATE etl.etl_feeds
@@ -395,9 +383,9 @@ def seize(connection: Connection, feed_id: UUID, ttl_seconds: float) -> None:
 
 
 def forget(connection: Connection, feed_id: UUID, *, with_followers: bool) -> bool:
-    """Remove a feed whose slot and publication are dropped; False when a pipeline has registered meanwhile."""
+    """Remove a feed whose slot and publication are dropped. Return False if a pipeline has registered meanwhile."""
     with connection.transaction():
-        # Whoever registers locks this row first.
+        # A pipeline that registers locks this row first.
         connection.execute("SELECT 1 FROM etl.etl_feeds WHERE id = %s FOR UPDATE", [feed_id])
         if with_followers:
             connection.execute("DELETE FROM etl.etl_feed_followers WHERE feed_id = %s", [feed_id])

@@ -1,4 +1,4 @@
-"""How feeds stand, for people and monitoring: who reads them, how far behind they are, what they keep, who holds it."""
+"""Report on feeds for users and monitoring: owner, lag, retained changes, and who holds them."""
 
 from typing import Any
 from uuid import UUID
@@ -6,7 +6,7 @@ from uuid import UUID
 from vitrina.store import feed_segments
 from vitrina.store.database import Connection
 
-# The owner measures every few seconds: figures that are older than this say less and less.
+# The owner measures every few seconds. Older measurements are not reported as current.
 _FRESH_SECONDS = 15.0
 
 
@@ -34,7 +34,7 @@ def list_all(connection: Connection) -> list[dict[str, Any]]:
 
 
 def list_followers(connection: Connection, feed_id: UUID) -> list[dict[str, Any]]:
-    """List the pipelines that follow, with the changes that each has not passed."""
+    """List the pipelines that follow, with the number of changes that each has not passed."""
     rows = connection.execute(
         """
         SELECT p.id AS pipeline_id, p.name AS pipeline, w.ready_upto IS NOT NULL AS is_ready, w.must_reload, w.problem,
@@ -48,6 +48,6 @@ def list_followers(connection: Connection, feed_id: UUID) -> list[dict[str, Any]
 
 
 def _backlog(connection: Connection, feed_id: UUID, row: dict[str, Any]) -> int | None:
-    """Count what a follower has not passed; None where changes are not kept for it."""
+    """Count what a follower has not passed, or return None if changes are not kept for it."""
     holds = row["is_ready"] and row["must_reload"] is None
     return feed_segments.count_after(connection, feed_id, row["passed_upto"]) if holds else None

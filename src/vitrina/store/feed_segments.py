@@ -1,4 +1,4 @@
-"""Stored changes of a feed, in numbered tables that only grow and are dropped whole."""
+"""Store the changes of a feed in numbered tables that only grow and are dropped whole."""
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
@@ -14,9 +14,9 @@ from vitrina.ports.live import Change, ChangeKind, Image
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# Changes after which the next table is begun. A transaction is never divided.
+# Number of changes after which the next table is begun. A transaction is never divided.
 SEGMENT_CHANGES = 100_000
-# A transaction with more changes than this is given as one change of each table that concerns every key.
+# A larger transaction is returned as one change per table that concerns every key.
 MOST_OF_TRANSACTION = 100_000
 
 _KINDS: dict[ChangeKind, str] = {"insert": "i", "update": "u", "delete": "d", "truncate": "t"}
@@ -27,11 +27,8 @@ def table(number: int) -> sql.Identifier:
     return sql.Identifier("etl", f"feed_segment_{number}")
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
-
-
 def begin(connection: Connection, feed_id: UUID, first_lsn: int) -> int:
-    """Make the next table, in the transaction of the changes that it is made for."""
+    """Create the next table, in the transaction of the changes that need it."""
     row = database.one(connection.execute("SELECT nextval('etl.etl_feed_segment_number') AS number"))
     number = int(row["number"])
     connection.execute(
@@ -79,15 +76,12 @@ def _dumped(image: Image | None) -> str | None:
     return None if image is None else orjson.dumps(image).decode()
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
 def read(
     connection: Connection, feed_id: UUID, after: int, limit: int, relations: Collection[str] | None = None
 ) -> list[Change]:
-    """Read whole transactions after a place, in the order of their commits, until there are `limit` changes.
+    """Read whole transactions after a position, in the order of their commits, until there are `limit` changes.
 
-    Fewer than `limit` are all that there is.
+    Fewer than `limit` means that there are no more.
     """
     found: list[Change] = []
     for number in _list_after(connection, feed_id, after):
@@ -115,7 +109,7 @@ def _read_page(
         rows = _select(connection, number, "lsn > %(after)s", after, limit=limit + 1, relations=relations)
         if len(rows) <= limit:
             return [_change(row) for row in rows]
-        # The last transaction may go on.
+        # The last transaction may continue after the limit.
         last = rows[-1]["lsn"]
         whole = [_change(row) for row in rows if row["lsn"] < last]
         return whole + _read_transaction(connection, number, last, relations)
@@ -174,11 +168,8 @@ def _loaded(text: str | None) -> Image | None:
     return image
 
 
-# --- counting and dropping -----------------------------------------------------------------------------------------
-
-
 def count_after(connection: Connection, feed_id: UUID, after: int) -> int:
-    """Count the stored changes after a place: whole segments by their rows, the one that it lies in by looking."""
+    """Count the stored changes after a position, by the totals of whole segments where possible."""
     rows = connection.execute(
         "SELECT number, first_lsn, changes FROM etl.etl_feed_segments WHERE feed_id = %s AND last_lsn > %s",
         [feed_id, after],
@@ -193,7 +184,7 @@ def _count_in(connection: Connection, number: int, after: int) -> int:
     try:
         return int(database.one(connection.execute(statement, [after]))["count"])
     except psycopg.errors.UndefinedTable:
-        return 0  # it was dropped a moment ago, so it is needed by no follower
+        return 0  # it was just dropped, so no follower needs it
 
 
 def drop(connection: Connection, numbers: Collection[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Feeds as live pipelines see them: register for tables, wait until they are in the log, read what changed."""
+"""Query feeds on behalf of live pipelines: register tables, wait until they are in the log, read changes."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -13,21 +13,21 @@ from vitrina.settings import DEFAULT_CONNECTION, feed_variable
 from vitrina.store import database, feed_segments
 from vitrina.store.database import Connection
 
-# Wakes the owner: something was registered, or a follower waits for a place in the log.
+# Wakes the owner: a pipeline registered, or a follower waits for a position in the log.
 ASKED = "vitrina_feed_asked"
 # Wakes followers: changes were stored. Its payload is the feed's id.
 STORED = "vitrina_feed_stored"
 
-# A source that writes all the time is followed within milliseconds; a quiet one has to be asked.
+# A source that writes all the time is followed within milliseconds; for a quiet one, the owner has to be asked.
 _ASK_AFTER_SECONDS = 0.02
 _STEP_SECONDS = 0.005
-# Headers of a page of the log, in bytes: the end of what was written may lie behind one, where no record is yet.
+# Sizes of page headers of the log, in bytes. The end of the log may lie after a header that no record follows yet.
 _PAGE_HEADERS = (24, 40)
 
 
 @dataclass(frozen=True)
 class FeedRow:
-    """One feed."""
+    """Hold one feed."""
 
     id: UUID
     database: str
@@ -42,15 +42,15 @@ class FeedRow:
 
 
 def session_name(feed_id: UUID) -> str:
-    """Name every connection of a feed to its source, as no other installation does."""
+    """Return the name of every connection of a feed to its source, unique to this installation."""
     return f"vitrina:feed:{feed_id}"
 
 
 def ensure(connection: Connection, identity: str, name: str | None) -> FeedRow:
-    """Find or make the feed of a source database, by what `databases.look` says of it."""
+    """Find or create the feed of a source database, identified by the result of `databases.look`."""
     name = None if name in (None, DEFAULT_CONNECTION) else str(name).lower()
     feed_id = uuid4()
-    # Named after installation and connection: the id is this installation's alone.
+    # Named after installation and connection; the id is unique to this installation.
     called = f"vitrina_{(name or DEFAULT_CONNECTION)[:30]}_{feed_id.hex[:12]}"
     connection.execute(
         """
@@ -70,9 +70,6 @@ def _row(found: Mapping[str, Any]) -> FeedRow:
     return FeedRow(**{name: found[name] for name in FeedRow.__dataclass_fields__})
 
 
-# --- registering ---------------------------------------------------------------------------------------------------
-
-
 def register(
     connection: Connection,
     feed_id: UUID,
@@ -81,9 +78,9 @@ def register(
     *,
     afresh: bool = False,
 ) -> None:
-    """Say which columns of which tables a pipeline needs, before its full load.
+    """Register the columns of each table that a pipeline needs, before its full load.
 
-    What is registered already stays ready, with its position. `afresh`: not so, because the catalog has changed.
+    What is registered already stays ready, with its position, unless `afresh`, which is for a changed catalog.
     """
     wanted = {relation: sorted(set(columns)) for relation, columns in sorted(tables.items())}
     with connection.transaction():
@@ -111,7 +108,7 @@ def register(
 
 
 def unregister(connection: Connection, pipeline_id: UUID) -> None:
-    """Give up a pipeline's registration. The owner drops slot and publication when no follower is left."""
+    """Remove a pipeline's registration. The owner drops slot and publication when no follower is left."""
     with connection.transaction():
         row = connection.execute(
             "DELETE FROM etl.etl_feed_followers WHERE pipeline_id = %s RETURNING feed_id", [pipeline_id]
@@ -130,17 +127,14 @@ def _next_revision(connection: Connection, feed_id: UUID) -> int:
     return int(row["revision"])
 
 
-# --- what a follower asks ------------------------------------------------------------------------------------------
-
-
 def ready(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> int | None:
-    """Give the place in the log from which on all of its tables are in it; None: not yet, `problem` says why."""
+    """Return the log position from which on all of its tables are logged, or None; then `problem` has the reason."""
     row = _follower(connection, feed_id, pipeline_id)
     return row["ready_upto"] if row and row["must_reload"] is None else None
 
 
 def problem(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> str | None:
-    """Say what a follower waits for, with the statements to run where somebody has to."""
+    """Return what a follower waits for, with the statements for an operator to run if there are any."""
     feed = connection.execute(
         """
         SELECT connection, problem, claim_id IS NOT NULL AND lease_until > clock_timestamp() AS is_owned
@@ -161,7 +155,7 @@ def problem(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> str | N
 
 
 def must_reload(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> str | None:
-    """Say why changes that a follower has not read are lost; `register` and a full load put it right."""
+    """Return why changes that a follower has not read are lost; `register` and a full load correct that."""
     row = _follower(connection, feed_id, pipeline_id)
     return row["must_reload"] if row else "the feed was dropped"
 
@@ -173,16 +167,16 @@ def _follower(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> dict[
 
 
 def stored_upto(connection: Connection, feed_id: UUID) -> int:
-    """Give the place up to which everything that was committed is stored."""
+    """Return the position up to which every committed change is stored."""
     row = connection.execute("SELECT stored_upto FROM etl.etl_feeds WHERE id = %s", [feed_id]).fetchone()
     return int(row["stored_upto"]) if row else 0
 
 
 def wait_stored(connection: Connection, feed_id: UUID, lsn: int, seconds: float) -> bool:
-    """Wait until everything up to a place is stored; False when it takes longer.
+    """Wait until everything up to a position is stored. Return False if it takes longer.
 
-    The owner writes down how far it is when it stores changes, and when it is asked: not all the time, because where
-    source and metastore are one server each note would be followed by another.
+    The owner records its position when it stores changes, and when it is asked. It does not do so all the time, because
+    if source and metastore are one server, each record would cause another.
     """
     wanted = _without_page_header(connection, feed_id, lsn)
     started, asked = time.monotonic(), False
@@ -198,7 +192,7 @@ def wait_stored(connection: Connection, feed_id: UUID, lsn: int, seconds: float)
 
 
 def _without_page_header(connection: Connection, feed_id: UUID, lsn: int) -> int:
-    """Step back before a page header: the place after it is given out although no record stands between."""
+    """Step back before a page header: the position after it is reported although no record lies between."""
     row = connection.execute("SELECT block_bytes FROM etl.etl_feeds WHERE id = %s", [feed_id]).fetchone()
     into_page = lsn % row["block_bytes"] if row else 0
     return lsn - into_page if into_page in _PAGE_HEADERS else lsn
@@ -207,15 +201,15 @@ def _without_page_header(connection: Connection, feed_id: UUID, lsn: int) -> int
 def read(
     connection: Connection, feed_id: UUID, after: int, limit: int, *, relations: Collection[str] | None = None
 ) -> list[Change]:
-    """Read whole transactions after a place, in the order of their commits, until there are about `limit` changes.
+    """Read whole transactions after a position, in the order of their commits, until there are about `limit` changes.
 
-    A transaction that is too large to name keys comes as one `truncate` for each of its tables: every key is stale.
+    A transaction that is too large to list keys comes as one `truncate` for each of its tables: every key is stale.
     """
     return feed_segments.read(connection, feed_id, after, limit, relations)
 
 
 def passed(connection: Connection, feed_id: UUID, pipeline_id: UUID, upto: int) -> None:
-    """Say that changes up to a place are not needed any more; their segments are dropped when no other needs them."""
+    """Record that changes up to a position are not needed any more; unneeded segments are dropped."""
     connection.execute(
         """
         UPDATE etl.etl_feed_followers SET passed_upto = %(upto)s

@@ -1,4 +1,4 @@
-"""What the first page of the console asks of the metastore; everything is bounded, however many pipelines there are."""
+"""Query what the first page of the console shows. Every query is bounded, however many pipelines there are."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
-# A tick that is this late was missed: no runner looks, or the pipeline was not idle.
+# A scheduled run that is this late was missed: no runner checks schedules, or the pipeline was not idle.
 OVERDUE_SECONDS = 120
-# A pipeline that waits longer for a runner waits too long.
+# A pipeline that waits longer than this for a runner needs attention.
 QUEUED_SECONDS = 300
 
 
@@ -87,7 +87,7 @@ def list_activity(connection: Connection, *, hours: int, limit: int) -> list[Row
 
 
 def list_upcoming(connection: Connection, *, limit: int) -> list[Row]:
-    """List the next scheduled runs. Paused pipelines have none, nor have failed ones unless their options say so."""
+    """List the next scheduled runs. Paused pipelines have none, nor have failed ones unless their options allow it."""
     return connection.execute(
         """
         SELECT id AS pipeline_id, name AS pipeline, next_run_at, schedule_interval

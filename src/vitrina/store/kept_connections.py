@@ -1,4 +1,4 @@
-"""Statements on `etl_connections`: places whose URLs are kept here, sealed."""
+"""Query `etl_connections`, which stores sealed connection URLs."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def problem(url: str) -> str | None:
-    """Say why a URL that a user sends is not kept, in the words of the connector that opens it."""
+    """Return why a URL that a user sends is refused, as reported by the connector that opens it."""
     connector = registry.of_url(url) if "://" in url and url.isprintable() else None
     if connector is None and "://" in url and not url.lower().startswith(("postgresql://", "postgres://")):
         known = sorted(scheme for each in registry.installed().connectors.values() for scheme in each.schemes)
@@ -27,9 +27,9 @@ def problem(url: str) -> str | None:
 
 
 def postgres_problem(url: str) -> str | None:
-    """Say why a URL that a caller sends is not kept, as libpq reads it. The answer repeats none of its values.
+    """Return why a URL that a caller sends is refused, as libpq reads it, without repeating any of its values.
 
-    A kept URL names everything itself, so that libpq takes nothing from the runner's environment instead.
+    A stored URL must contain everything, so that libpq takes nothing from the runner's environment instead.
     """
     if not url.startswith(("postgresql://", "postgres://")) or not url.isprintable():
         return dsn.NOT_VALID
@@ -58,7 +58,7 @@ def list_names(connection: Connection) -> list[str]:
 
 
 def list_all(connection: Connection) -> list[Row]:
-    """List the kept connections, without their sealed URLs."""
+    """List the stored connections, without their sealed URLs."""
     return connection.execute(
         "SELECT name, key_id, scheme, created_at, updated_at, updated_by FROM etl.etl_connections ORDER BY name"
     ).fetchall()
@@ -75,7 +75,7 @@ def list_sealed(connection: Connection) -> dict[str, Sealed]:
 
 
 def insert(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme: str = "postgresql") -> bool:
-    """Insert a connection. Return False when the name is taken."""
+    """Insert a connection. Return False if the name is taken."""
     return bool(
         connection.execute(
             """
@@ -88,7 +88,7 @@ def insert(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme
 
 
 def replace(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme: str = "postgresql") -> bool:
-    """Replace a connection. Return False when there is none of that name."""
+    """Replace a connection. Return False if there is none of that name."""
     return bool(
         connection.execute(
             """
@@ -100,8 +100,8 @@ def replace(connection: Connection, name: str, sealed: Sealed, *, by: str, schem
     )
 
 
-def seal_anew(connection: Connection, name: str, before: Sealed, after: Sealed) -> bool:
-    """Store the URL sealed under another key. Return False when the connection was changed or removed meanwhile."""
+def reseal(connection: Connection, name: str, before: Sealed, after: Sealed) -> bool:
+    """Store the URL sealed under another key. Return False if the connection was changed or removed meanwhile."""
     return bool(
         connection.execute(
             "UPDATE etl.etl_connections SET key_id = %s, sealed = %s WHERE name = %s AND sealed = %s",
@@ -113,7 +113,7 @@ def seal_anew(connection: Connection, name: str, before: Sealed, after: Sealed) 
 def lock(connection: Connection, name: str) -> bool:
     """Lock a connection until the transaction ends: no other session changes it or saves a pipeline that names it.
 
-    Return False when there is none.
+    Return False if there is none.
     """
     return bool(connection.execute("SELECT FROM etl.etl_connections WHERE name = %s FOR UPDATE", [name]).rowcount)
 
@@ -121,7 +121,7 @@ def lock(connection: Connection, name: str) -> bool:
 def hold(connection: Connection, name: str) -> bool:
     """Keep a connection from being removed until the transaction ends: a pipeline is about to name it.
 
-    Return False when there is none.
+    Return False if there is none.
     """
     return bool(connection.execute("SELECT FROM etl.etl_connections WHERE name = %s FOR KEY SHARE", [name]).rowcount)
 

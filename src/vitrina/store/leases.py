@@ -1,4 +1,4 @@
-"""A runner's right to work on a pipeline: claim, heartbeat, conclude, fail, give back, cancel."""
+"""Manage a runner's right to work on a pipeline: claim, heartbeat, conclude, fail, release, cancel."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ from vitrina.store.prepared import Statement
 
 MAX_ERROR_LENGTH = 4000
 
-# Who may write where: the database, by whatever name it was reached, and the table or index.
+# Identifies a target: the database, however it is reached, and the table or index.
 HELD_TARGET = sql.SQL("'database ' || {} || '|' || {}").format(databases.OF_PIPELINE, pipelines.FINAL_TARGET)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One runner's hold on one pipeline, pinned to the version that it was claimed with."""
+    """Represent one runner's claim on one pipeline, pinned to the version that was claimed."""
 
     pipeline_id: UUID
     name: str
@@ -53,40 +53,40 @@ class Claim:
 
     @property
     def is_backfill(self) -> bool:
-        """Tell whether the run reads a range again. A backfill does not answer a request for a run."""
+        """Return whether the run reads a range again. A backfill does not answer a request for a run."""
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
 
     @property
     def accepted_checks(self) -> frozenset[str]:
-        """Name the checks that may fail in this run. The row may have been edited by hand."""
+        """Return the checks that may fail in this run. The row may have been edited by hand."""
         found = self.row.get("accepted_checks")
         return frozenset(name for name in found if isinstance(name, str)) if isinstance(found, list) else frozenset()
 
     @property
     def is_live(self) -> bool:
-        """Follows its source: an outage is waited out, however long it takes."""
+        """Return whether the run follows its source.
+
+        Then it waits for the end of an outage, however long that takes.
+        """
         return self.row.get("mode") == "live" and not self.is_repair
 
     @property
     def is_repair(self) -> bool:
-        """Tell whether the run only corrects some rows of the target, and so leaves all requests to other runs."""
+        """Return whether the run only corrects some rows of the target, and so leaves all requests to other runs."""
         return self.row.get("claim_returns") is not None
-
-
-# --- taking --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Whether anything waits for a runner, be it what this runner cannot take."""
+    """Hold whether anything waits for a runner, even if this runner could not claim it."""
 
     runs: bool
-    # Of the API: previews and the like; those that a runner performs just now are among them.
+    # Requests of the API, such as previews, including those that a runner performs now.
     requests: bool
 
 
 def look(connection: Connection) -> Waiting:
-    """Tell whether anything waits for a runner. To look for what can be claimed costs many times as much."""
+    """Return whether anything waits for a runner. Searching for a claim costs many times as much."""
     return Waiting(**database.one(connection.execute(_LOOK)))
 
 
@@ -107,12 +107,12 @@ def claim_next(
     covers: Sequence[str] | None = None,
     follows: bool | None = None,
 ) -> Claim | None:
-    """Take the longest-waiting requested pipeline whose target is free, and open its run.
+    """Claim the longest-waiting requested pipeline whose target is free, and open its run.
 
-    `only`: this pipeline or none. `per_source`: pipelines of a connection that so many runs read from already wait.
-    `max_connections`: so do those that need more sessions on a connection than the current runs leave free there.
-    `covers`: what this runner can do (`coverage.covered`); pipelines that need more are left to others.
-    `follows`: live pipelines alone, or all but them; each kind has its own places in a runner.
+    `only` restricts the search to one pipeline. `per_source` is how many runs may read from one connection; pipelines
+    beyond that wait. With `max_connections`, so do those that need more sessions on a connection than the current runs
+    leave free. `covers` is what this runner can do (`coverage.covered`); pipelines that need more are left to other
+    runners. `follows` selects live pipelines, or all but them; each kind has separate slots in a runner.
     """
     skipped: list[UUID] = []
     while True:
@@ -120,22 +120,22 @@ def claim_next(
         try:
             with connection.transaction():
                 if per_source is not None or max_connections:
-                    # Two runners that count at the same time would both find room for the last one.
+                    # Without the lock, two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
                 found = _lock_next(
                     connection, only, per_source, max_connections or {}, skipped, covers=covers, follows=follows
                 )
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
-            # Another runner took the same target in the same instant, and has committed: the next look sees it.
+            # Another runner claimed the same target at the same time and has committed; the next attempt sees that.
             continue
         except Exception as exc:
-            # One row ends here, whatever stands in it; the others wait behind it.
+            # An invalid row must not keep the rows after it from being claimed.
             if found is None or (isinstance(exc, psycopg.Error) and database.is_passing(exc)):
                 raise
-            # A migration may forbid claims to runners of the version before it: no fault of the row.
+            # A migration may refuse claims to runners of the previous version, which is not the row's fault.
             migrate.require_current(connection)
-            # Also when it cannot even be set aside, the others do not queue behind it.
+            # The others do not wait for this row, even if it cannot be set aside.
             skipped.append(found["id"])
             _set_aside(connection, found["id"], exc)
 
@@ -162,10 +162,10 @@ def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) ->
         log.error("pipeline.not_set_aside", error=database.sql_message(exc))
 
 
-# How this version writes checkpoints. The metastore gives no claim to a runner that does not say so.
+# The checkpoint format of this version. The metastore gives no claim to a runner that does not declare it.
 CHECKPOINT_FORMAT = 2
 
-# The key of the lock under which runs of a source are counted.
+# Key of the lock under which runs of a source are counted.
 _COUNTING = 0x5649_5452_434E_54
 
 
@@ -193,7 +193,7 @@ def _lock_next(
     ).fetchone()
 
 
-# Composed once: the runner asks at every look around.
+# Composed once, because every tick of the runner executes it.
 _LOCK_NEXT = (
     sql.SQL(
         """
@@ -233,9 +233,9 @@ def refuse_beside_a_run(row: Mapping[str, Any], why: str = "pipeline.no_repair_n
 
 
 def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_seconds: float) -> Claim:
-    """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED.
+    """Claim a pipeline that no runner works on, to repair its target. A paused pipeline stays PAUSE_REQUESTED.
 
-    A live one whose follower has let it go for this follows its source again afterwards.
+    A live pipeline that its follower has released for this follows its source again afterwards.
     """
     try:
         with connection.transaction():
@@ -268,9 +268,9 @@ def _take(
     returns: Status | None = None,
     follows: bool = False,
 ) -> Claim:
-    """Claim the row in a statement of its own: its definition may have changed until the row was locked.
+    """Claim the row in a separate statement, because its definition may have changed before the row was locked.
 
-    `follows`: the run after this one is asked for already.
+    With `follows`, the next run is requested already.
     """
     connection.execute(
         _CLAIM,
@@ -287,7 +287,7 @@ def _take(
     row = pipelines.find(connection, found["id"])
     assert row is not None
     if returns is not None:
-        row["requested_range"] = None  # of a backfill that is paused; what is done under this claim is none
+        row["requested_range"] = None  # of a paused backfill; this claim does not perform it
     run = _begin_run(connection, found, row, runner_id)
     row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
@@ -342,7 +342,7 @@ def _begin_run(connection: Connection, found: dict[str, Any], row: dict[str, Any
                 "trigger": found["trigger"],
                 "reason": found["reason"],
                 "backfill": Jsonb(backfill) if backfill else None,
-                # Which plain request it answers, it knows when it begins to read.
+                # Which plain request it answers is known when it begins to read.
                 "answers": row["range_requested_at"] if backfill else None,
                 "runner": runner_id,
                 "epoch": row["epoch"],
@@ -353,7 +353,7 @@ def _begin_run(connection: Connection, found: dict[str, Any], row: dict[str, Any
 
 
 def hold_database(connection: Connection, claim: Claim) -> None:
-    """Hold the target by what is known of its database now. At the claim only its name may have been known."""
+    """Hold the target by the database that is known now. At the claim, only its name may have been known."""
     try:
         row = connection.execute(
             sql.SQL(
@@ -372,12 +372,9 @@ def hold_database(connection: Connection, claim: Claim) -> None:
     claim.row["holds_target"] = row["holds_target"]
 
 
-# --- holding -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Heartbeat:
-    """What the database says of a runner's claims. One that is held but not extended is locked just now."""
+    """Hold what the database reports about a runner's claims. A claim that is held but not extended is locked now."""
 
     held: frozenset[UUID]
     extended: frozenset[UUID]
@@ -420,9 +417,9 @@ def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, 
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
-    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands.
+    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` if the claim is no longer held.
 
-    The row is written only when there is progress to note: a lock fences as well, and leaves no dead row behind.
+    The row is updated only if there is progress to record: a lock is a fence as well, and leaves no dead tuple.
     """
     values = [claim.pipeline_id, claim.claim_id, claim.epoch]
     row = (_NOTE_PROGRESS if progressed else _LOCK_CLAIMED).fetch_one(connection, values)
@@ -436,7 +433,7 @@ _NOTE_PROGRESS = Statement(
     UPDATE etl.etl_pipelines SET attempts = 0 WHERE id = %s AND claim_id = %s AND epoch = %s RETURNING status
     """
 )
-# The lock that an UPDATE takes.
+# Takes the same lock as an UPDATE.
 _LOCK_CLAIMED = Statement(
     b"""
     SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s FOR NO KEY UPDATE
@@ -445,7 +442,7 @@ _LOCK_CLAIMED = Statement(
 
 
 def find_status(connection: Connection, claim: Claim) -> Status | None:
-    """Return what is asked of the pipeline now, or None when the claim is no longer ours."""
+    """Return the requested status of the pipeline, or None if the claim is no longer held."""
     row = connection.execute(
         "SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s",
         [claim.pipeline_id, claim.claim_id, claim.epoch],
@@ -454,7 +451,7 @@ def find_status(connection: Connection, claim: Claim) -> Status | None:
 
 
 def require_held(connection: Connection, claim: Claim) -> None:
-    """Check the claim right before an action that no transaction can cover. Raise `LeaseLost` when it is lost."""
+    """Check the claim right before an action that no transaction can cover. Raise `LeaseLost` if it is lost."""
     if find_status(connection, claim) is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
 
@@ -462,8 +459,8 @@ def require_held(connection: Connection, claim: Claim) -> None:
 def answer_request(connection: Connection, claim: Claim) -> None:
     """Mark the request as answered before the first read, which sees all that was committed before the request.
 
-    A request that comes later stays on record, and so does one that a continued load was too early for. A backfill
-    answers no request for a run: it reads a range, not what is new.
+    A later request stays recorded, and so does one for which a continued load was too early. A backfill answers no
+    request for a run: it reads a range, not what is new.
     """
     if claim.is_backfill:
         return
@@ -489,18 +486,18 @@ _ANSWER = Statement(
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked of a pipeline while a runner follows its source."""
+    """Hold what was requested of a pipeline while a runner follows its source."""
 
     status: Status
     enabled: bool
     run_requested_at: datetime | None
     version: int
-    # A request waits until the follower lets the pipeline go.
+    # A request waits until the follower releases the pipeline.
     is_wanted: bool
 
 
 def find_asked(connection: Connection, claim: Claim) -> Asked:
-    """Look at the pipeline's row; raises when the claim is no longer ours."""
+    """Read the requests from the pipeline's row. Raise `LeaseLost` if the claim is no longer held."""
     row = connection.execute(
         sql.SQL(
             """
@@ -518,7 +515,7 @@ def find_asked(connection: Connection, claim: Claim) -> Asked:
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
     """Record which session holds the checkpoint back (pid, user, since), for status and metrics.
 
-    The claim itself has cleared what an earlier run noted.
+    The claim itself has cleared what an earlier run recorded.
     """
     if hold is None and claim.row.get("hold") is None:
         return
@@ -527,9 +524,6 @@ def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None)
 
 
 _NOTE_HOLD = Statement(b"UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s")
-
-
-# --- letting go ----------------------------------------------------------------------------------------------------
 
 
 def conclude_run(
@@ -542,8 +536,8 @@ def conclude_run(
 ) -> Status:
     """Release the lease at the end of the data, or (`boundary`) at a batch boundary at which a pause was requested.
 
-    Another run follows when one was requested that this one did not answer. Requests are told apart by being the same
-    or not, never by comparing times: a clock may step. `record` writes what the run did, in the same transaction.
+    Another run follows if one was requested that this one did not answer. Requests are compared for identity, never by
+    time, because a clock may step. `record` writes what the run did, in the same transaction.
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
     seen = claim.row["run_requested_at"]
@@ -564,7 +558,7 @@ def conclude_run(
         )
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
-        # After the pipeline's row, as whoever cancels or ends the run does: the other order is a deadlock.
+        # After the pipeline's row, in the order of those who cancel or end the run; the opposite order would deadlock.
         record()
         outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
         finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
@@ -574,9 +568,9 @@ def conclude_run(
 
 
 def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: bool) -> Status:
-    """End a run of a live pipeline and ask for the next one at once: `loads`, which begins with a full load.
+    """End a run of a live pipeline and request the next one immediately, with a full load if `loads`.
 
-    A pause or `disable` that came meanwhile counts; so does a run that was asked for.
+    A pause or `disable` that was requested in between is respected, and so is a requested run.
     """
     with connection.transaction():
         row = connection.execute(
@@ -608,7 +602,7 @@ def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: boo
         return Status(row["status"])
 
 
-# Of a live pipeline that is repaired between two batches: its next run is asked for already.
+# For a live pipeline that is repaired between two batches: its next run is requested already.
 FOLLOWS_AGAIN = sql.SQL("(p.mode = 'live' AND p.claim_returns IS NOT NULL AND p.requested_trigger = 'follow-up')")
 
 # Postgres fills in the time.
@@ -653,7 +647,7 @@ _CONCLUDE = Statement(
 
 
 def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> bool:
-    """Mark the pipeline FAILED until an operator acts: retries did not help. Change nothing when the lease is lost.
+    """Mark the pipeline FAILED until an operator acts, because retries did not help. Do nothing if the lease is lost.
 
     A failed backfill fails alone: the pipeline returns to the status it had before.
     """
@@ -691,7 +685,7 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> b
             },
         ).fetchone()
         if row is not None:
-            # Also one that it had not begun to answer: nothing else will.
+            # Includes a request that it had not begun to answer: nothing else will answer it.
             answers = None if claim.is_backfill or claim.is_repair else claim.row["run_requested_at"]
             finish_run(connection, claim.run_id, RunStatus.FAILED, code, text, answers=answers)
             if row["status"] != Status.FAILED:
@@ -699,7 +693,7 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> b
         return row is not None
 
 
-# One that came from FAILED goes back there: its schedule was stopped, and nothing has shown that it works again.
+# A pipeline that was FAILED becomes FAILED again: its schedule was stopped, and nothing has shown that it works.
 AFTER_FAILED_BACKFILL = sql.SQL(
     """
     CASE WHEN p.failing_since IS NOT NULL THEN 'FAILED'
@@ -713,7 +707,10 @@ AFTER_FAILED_BACKFILL = sql.SQL(
 def give_back(
     connection: Connection, claim: Claim, code: str = "runner_stopped", message: str = say("run.runner_stopped")
 ) -> bool:
-    """Release the claim of a runner that stops. The next runner continues at once, and it does not count as a loss."""
+    """Release the claim of a runner that stops.
+
+    The next runner continues immediately, and this is not counted as a loss.
+    """
     with connection.transaction():
         changed = connection.execute(
             """
@@ -757,7 +754,7 @@ def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
             """,
             [cut(message), pipeline_id],
         )
-        # Its runner looks at once which of its claims still stand.
+        # Makes the runner check immediately which of its claims are still held.
         connection.execute("SELECT pg_catalog.pg_notify('vitrina_wake', '')")
         return True
 

@@ -1,4 +1,4 @@
-"""The fence around a batch: the checkpoint moves with the data, in the data's own transaction, or not at all."""
+"""Fence a batch: the checkpoint moves with the data, in the data's own transaction, or not at all."""
 
 from dataclasses import replace
 
@@ -10,20 +10,20 @@ from vitrina.store.leases import Claim
 
 
 class Ledger:
-    """Checkpoint of one claim. The target is in the metastore's database, in another one, or not a database at all."""
+    """Keep the checkpoint of one claim, for a target in the metastore's database, in another one, or elsewhere."""
 
     def __init__(self, claim: Claim, metastore: Connection, target: Connection | None = None) -> None:
         self._claim = claim
         self._metastore = metastore
-        # A remote target keeps the row beside the data; without a database of its own, the metastore keeps it.
+        # A remote target keeps the row next to the data. If the target is not a database, the metastore keeps it.
         self._home = target or metastore
         self._remote = target is not None and target is not metastore
         self._table = state.LEDGER_TABLE if self._remote else state.METASTORE_TABLE
         self._database = databases.look(self._home) if self._remote else None
-        # Found in place of ours: what the metastore shows of a mart in another database.
+        # Whether the row found in the metastore mirrors a mart in another database.
         self.was_elsewhere = False
         self._status = Status.RUNNING
-        # Of the version that the run is on, as of the latest batch.
+        # From the version that the run uses, as of the latest batch.
         self.batch_size: int | None = None
 
     def seize(self) -> Checkpoint:
@@ -43,7 +43,8 @@ class Ledger:
             self._begin_in_metastore()
             mirrored = state.peek(self._metastore, self._claim.pipeline_id)
             if mirrored.stage != checkpoint.stage and checkpoint.stage is not None:
-                # Another pipeline wrote to the target meanwhile, we wrote elsewhere, or the load has only just begun.
+                # Another pipeline wrote to the target in between, this one wrote elsewhere, or the load has only just
+                # begun.
                 checkpoint = checkpoint.without_load()
             self._mirror(checkpoint)
         return checkpoint
@@ -62,9 +63,10 @@ class Ledger:
         state.discard_loads_of_others(self._metastore, self._claim)
 
     def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
-        """Run the last statements of the transaction with the data. Raise `LeaseLost` when it must not commit."""
+        """Run the last statements of the transaction with the data. Raise `LeaseLost` if it must not commit."""
         if not self._remote:
-            # The pipeline's row first, as whoever cancels or ends the run does: the other order is a deadlock.
+            # The pipeline's row first, in the order of those who cancel or end the run; the opposite order would
+            # deadlock.
             self._status = leases.touch(self._home, self._claim, progressed=progressed)
             self.batch_size = runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
         state.advance(self._home, self._claim, checkpoint, self._table)
@@ -72,7 +74,7 @@ class Ledger:
     def settle(
         self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True
     ) -> Status:
-        """Record a remote target's progress after the commit. Return what was asked of the pipeline in the meantime."""
+        """Record a remote target's progress after the commit. Return what was requested of the pipeline in between."""
         if self._remote:
             with self._metastore.transaction():
                 self._status = leases.touch(self._metastore, self._claim, progressed=progressed)

@@ -1,4 +1,4 @@
-"""Generations of search indexes that no checkpoint names any more, noted by triggers of `etl_state`."""
+"""Query generations of search indexes that no checkpoint names any more, as recorded by triggers of `etl_state`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import psycopg
 
 from vitrina.store.database import Connection
 
-# So many in one round; the others come next.
+# Maximum per round; the next round handles the rest.
 AT_ONCE = 100
 
 
@@ -24,7 +24,7 @@ def settle(metastore: Connection, remove: Callable[[str, str], bool]) -> None:
         try:
             _settle(metastore, row, remove)
         except psycopg.errors.LockNotAvailable:
-            continue  # somebody changes the pipeline just now: the next round will tell
+            continue  # the pipeline is being changed; the next round tries again
 
 
 def _settle(metastore: Connection, row: dict[str, Any], remove: Callable[[str, str], bool]) -> None:

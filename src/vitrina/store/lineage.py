@@ -1,4 +1,4 @@
-"""Statements on `etl_lineage_begun`: runs whose start was told to a catalogue, and whose end was not yet."""
+"""Query `etl_lineage_begun`: runs whose start was reported to a catalogue, and whose end was not yet."""
 
 from typing import Any
 from uuid import UUID
@@ -7,7 +7,7 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
-# A catalogue that did not listen for so long is not told any more.
+# The end of a run is not reported to a catalogue that was unreachable for this long.
 FORGET_AFTER_HOURS = 24
 
 
@@ -22,15 +22,15 @@ def note_begun(connection: Connection, run_id: UUID | str) -> None:
 
 
 def take_end(connection: Connection, run_id: UUID | str) -> bool:
-    """Tell whether the end of the run is still to be reported. From then on the caller has to report it."""
+    """Return whether the end of the run is still to be reported. If so, the caller has to report it."""
     deleted = connection.execute("DELETE FROM etl.etl_lineage_begun WHERE run_id = %s", [run_id])
     return deleted.rowcount == 1
 
 
 def take_left_behind(connection: Connection, *, after_seconds: float, limit: int) -> list[Row]:
-    """Take runs that are over and whose runner has not reported it. From then on the caller has to report them.
+    """Take runs that have ended without a report by their runner. The caller has to report them.
 
-    A runner that lost its lease is not waited for: the run was taken from it because it is silent.
+    A runner that lost its lease is not waited for: the run was taken from it because it was silent.
     """
     forget_old(connection)
     return connection.execute(

@@ -1,6 +1,6 @@
-"""What monitoring asks of the metastore: a row for each of the oldest pipelines, one for all others, a few totals.
+"""Query metrics of the metastore: a row for each of the oldest pipelines, one for all others, a few totals.
 
-By the database's clock, as seconds since 1970.
+Times are seconds since 1970 by the database's clock.
 """
 
 from collections.abc import Collection
@@ -14,12 +14,12 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
-# Where one pipeline stands among all, oldest first.
+# Position of one pipeline among all, oldest first.
 Place = tuple[datetime, UUID]
 
 
 def list_oldest(connection: Connection, *, limit: int | None = None, only_limited: bool = False) -> list[Row]:
-    """List pipelines, oldest first, so that a new one does not displace an old one where only some can be shown.
+    """List pipelines, oldest first, so that a new one does not displace an old one if only some can be shown.
 
     With `only_limited`, list only the enabled ones that limit the age of their mart.
     """
@@ -55,14 +55,14 @@ def list_oldest(connection: Connection, *, limit: int | None = None, only_limite
     ).fetchall()
 
 
-# A mart is as fresh as the oldest of what it is built on.
+# A mart is as fresh as the oldest data it is built on.
 _SUCCESS = sql.SQL(
     """
     extract(epoch FROM least(done.started_at, done.data_as_of))::float8 AS success_started,
     extract(epoch FROM done.finished_at)::float8 AS success_finished
     """
 )
-# Repairs and replays correct some rows: what the mart knows of its source gets no younger.
+# Repairs and replays correct some rows, which does not make the mart fresher.
 _OF_SUCCESS = sql.SQL(
     """
     LEFT JOIN LATERAL (SELECT r.started_at, r.finished_at, r.data_as_of FROM etl.etl_runs r
@@ -100,9 +100,6 @@ _OF_CHECK = sql.SQL(
                        ORDER BY q.created_at DESC LIMIT 1) checked ON true
     """
 )
-
-
-# --- the pipelines behind a place ----------------------------------------------------------------------------------
 
 
 def sum_up_rest(connection: Connection, after: Place) -> Row:
@@ -164,7 +161,7 @@ _IS_BEHIND = sql.SQL("(p.created_at, p.id) > (%(created_at)s, %(id)s)")
 
 
 def list_oldest_cursors(connection: Connection, after: Place) -> list[Row]:
-    """List the oldest safe cursors of each way to write a time: only text of one form sorts in the order of time.
+    """List the oldest safe cursors for each text form of a time, because only texts of one form sort by time.
 
     List a few of each, because one that was edited by hand may not be a time.
     """
@@ -183,7 +180,7 @@ def list_oldest_cursors(connection: Connection, after: Place) -> list[Row]:
     ).fetchall()
 
 
-# Compared, not cast: what is written there by hand must not stop the others.
+# Compared as text, not cast: a value edited by hand must not break the others.
 _IS_TIME = sql.SQL(
     """
     (s.safe_upto LIKE '____-__-__%%' AND translate(left(s.safe_upto, 10), '0123456789', '') = '--'
@@ -191,12 +188,12 @@ _IS_TIME = sql.SQL(
      AND translate(substr(s.safe_upto, 12), '0123456789:.+-Z', '') = '')
     """
 )
-# What follows the digits of the time: nothing, `Z` or the distance to UTC.
+# What follows the digits of the time: nothing, `Z` or the offset to UTC.
 _OFFSET = sql.SQL("ltrim(substr(s.safe_upto, 12), '0123456789:.')")
 
 
 def list_held(connection: Connection, after: Place) -> list[Row]:
-    """List what is needed to tell since when each held pipeline has been held."""
+    """List what is needed to compute since when each held pipeline has been held."""
     return connection.execute(
         sql.SQL(
             """
@@ -223,9 +220,6 @@ def count_failures(connection: Connection, after: Place) -> dict[str | None, int
         {"created_at": after[0], "id": after[1]},
     )
     return {row["error_code"]: row["failed"] for row in rows}
-
-
-# --- all pipelines -------------------------------------------------------------------------------------------------
 
 
 def count_statuses(connection: Connection) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Bringing a database up to date: roles, schemas, tables, grants. Safe to run twice and from two processes at once."""
+"""Migrate a database: roles, schemas, tables, grants. Running it again, or from two processes at once, is safe."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -12,7 +12,7 @@ from vitrina.errors import CannotConnect, ConfigError, OtherVersion
 from vitrina.settings import APP_ROLE, READER_ROLE, Settings
 from vitrina.store import database
 
-# Any two processes that migrate the same database queue up behind this lock.
+# Processes that migrate the same database wait for this lock.
 _LOCK = 0x5649_5452_494E_41
 
 _SCRIPTS = resources.files("vitrina.store") / "migrations"
@@ -38,7 +38,7 @@ def migrate(settings: Settings) -> str:
 
 
 def current_version(connection: database.Connection) -> str | None:
-    """Return the version that this database is at, or None when it was never migrated."""
+    """Return the version of this database, or None if it was never migrated."""
     try:
         row = connection.execute("SELECT version_num FROM etl.alembic_version").fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -48,16 +48,16 @@ def current_version(connection: database.Connection) -> str | None:
 
 @cache
 def newest_version() -> str:
-    """Read the newest version from the names of the files: every process asks at start, and Alembic loads slowly.
+    """Read the newest version from the file names. Every process needs it at start, and importing Alembic is slow.
 
-    Read them once: an upgrade may replace the files while the program is running.
+    They are read once, because an upgrade may replace the files while the program is running.
     """
     names = (file.name for file in (_SCRIPTS / "versions").iterdir())
     return max(name.partition("_")[0] for name in names if name[0].isdigit())
 
 
 def require_current(connection: database.Connection) -> None:
-    """Refuse to work on a metastore of another version: what fails there says nothing about a row or a run."""
+    """Refuse to work on a metastore of another version: errors there say nothing about a row or a run."""
     found, wanted = current_version(connection), newest_version()
     if found != wanted:
         raise OtherVersion(
@@ -66,7 +66,7 @@ def require_current(connection: database.Connection) -> None:
 
 
 def advice(found: str | None) -> str:
-    """Say what to do about a metastore of another version than this program's."""
+    """Explain what to do about a metastore of another version than this program's."""
     if is_newer(found):
         return f"this metastore is of version {found}, upgrade Vitrina"
     return "run `vitrina migrate`"
@@ -77,8 +77,8 @@ def is_newer(found: str | None) -> bool:
 
 
 def _upgrade(url: str) -> str:
-    """Run Alembic on one SQLAlchemy connection that is already in the role which will own the tables."""
-    # Imported here: API and runner never migrate, and the two are a quarter of what they would load.
+    """Run Alembic on one SQLAlchemy connection that already has the role which will own the tables."""
+    # Imported here: API and runner never migrate, and the two would be a quarter of their imports.
     import sqlalchemy
     from alembic import command
     from alembic.config import Config
@@ -101,7 +101,7 @@ def _upgrade(url: str) -> str:
 
 
 def _refuse_foreign_schema(connection: database.Connection) -> None:
-    """Refuse a schema `etl` that is not ours: creating tables in it would fail or collide with its own."""
+    """Refuse a schema `etl` that is not Vitrina's: creating tables in it would fail or collide."""
     if current_version(connection) is not None:
         return
     row = connection.execute(
@@ -125,7 +125,7 @@ def _refuse_foreign_schema(connection: database.Connection) -> None:
 
 
 def _create_roles(connection: database.Connection, settings: Settings) -> None:
-    """Create both roles with the configured passwords. Raise an error with the SQL when the login may not."""
+    """Create both roles with the configured passwords. If the login lacks the right, raise an error with the SQL."""
     statements = [
         *_role(connection, APP_ROLE, settings.app_password),
         *_role(connection, READER_ROLE, settings.reader_password),
@@ -149,7 +149,7 @@ def _role(connection: database.Connection, role: str, password: SecretStr | None
 
 
 def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
-    """Yield what the roles still lack. What already holds is left out, so that a plain owner can migrate again."""
+    """Yield the statements for what the roles still lack, so that a plain owner can migrate again."""
     defaults = READER_DEFAULTS | (RESERVED_READER_DEFAULTS if _is_superuser(connection) else {})
     missing = missing_reader_defaults(connection, defaults)
     for name, value in defaults.items():
@@ -185,7 +185,7 @@ READER_DEFAULTS = {
     "idle_in_transaction_session_timeout": "10min",
 }
 
-# Only a superuser may set it, and then nobody below can lift it.
+# Only a superuser may set it, and other roles cannot lift it then.
 RESERVED_READER_DEFAULTS = {"temp_file_limit": "20GB"}
 
 
@@ -221,7 +221,7 @@ def _create_schemas(connection: database.Connection) -> None:
 
 
 def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> None:
-    """Let the reader read the source schemas and reach its stages, and let the application write the marts."""
+    """Let the reader read the source schemas and use its stages, and let the application write the marts."""
     app, reader = sql.Identifier(APP_ROLE), sql.Identifier(READER_ROLE)
     connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl_stage TO {}").format(reader))
     for schema in sorted(source_schemas):
@@ -238,7 +238,7 @@ def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> No
                 for statement in statements:
                     connection.execute(statement)
         except psycopg.errors.InsufficientPrivilege as exc:
-            if not reads_everything(connection, schema):  # an administrator has said it already, else
+            if not reads_everything(connection, schema):  # an administrator has granted it already
                 raise _ask_administrator(connection, statements) from exc
     owner = connection.execute(
         "SELECT pg_catalog.pg_get_userbyid(nspowner) AS owner FROM pg_catalog.pg_namespace WHERE nspname = 'analytics'"
@@ -248,7 +248,7 @@ def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> No
 
 
 def reads_everything(connection: database.Connection, schema: str) -> bool:
-    """Tell whether the reader may read each table that the schema has now."""
+    """Return whether the reader may read each table that the schema has now."""
     row = connection.execute(
         """
         SELECT pg_catalog.has_schema_privilege(%(reader)s, n.oid, 'USAGE') AND NOT EXISTS (
@@ -263,7 +263,7 @@ def reads_everything(connection: database.Connection, schema: str) -> bool:
 
 
 def _ask_administrator(connection: database.Connection, statements: Iterable[sql.Composable]) -> ConfigError:
-    """Make an error with the exact statements for an administrator, who fills in the passwords."""
+    """Build an error with the exact statements for an administrator, who fills in the passwords."""
     script = "\n".join(f"  {_without_password(statement.as_string(connection))};" for statement in statements)
     return ConfigError(
         f"{connection.info.user} may not prepare the database {connection.info.dbname}; set VITRINA_ADMIN_URL to a"

@@ -1,4 +1,4 @@
-"""Sessions on databases, opened under the name that a pipeline's author knows them by."""
+"""Open sessions under the connection names that authors of pipelines use."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from vitrina.store import database, pooling
 from vitrina.store.database import Connection
 from vitrina.store.session_pool import SessionPool
 
-# The driver's words, cut down to what tells no address, login or database.
+# Phrases of the driver's messages that reveal no address, login or database.
 _REASONS = (
     ("authentication failed", "its login was refused"),
     ("no pg_hba.conf entry", "its login was refused"),
@@ -35,7 +35,7 @@ def connect(
     *,
     pool: SessionPool | None = None,
 ) -> Connection:
-    """Open a session on the named connection. Authors see its errors, so these give its name and not its address."""
+    """Open a session on the named connection. Authors see its errors, which contain its name and not its address."""
     with _named(name):
         return (pool.connect if pool else database.connect)(
             url,
@@ -58,7 +58,7 @@ def _named(name: str | None) -> Iterator[None]:
     except CannotConnect as exc:
         called = name or DEFAULT_CONNECTION
         structlog.get_logger().warning("connection.failed", connection=called, error=exc.message)
-        if pooling.TRANSACTION_MODE in exc.message:  # trying again would not help
+        if pooling.TRANSACTION_MODE in exc.message:  # a retry would not help
             raise ConfigError(
                 f"the connection {called!r} is behind {pooling.TRANSACTION_MODE}; it needs session mode"
             ) from None

@@ -1,6 +1,6 @@
-"""Statements on `etl_notifications`: messages that wait to be sent. Triggers write them, with the move they tell of.
+"""Query `etl_notifications`: messages to be sent. Triggers write them in the transaction of the status change.
 
-Each receiver has its own tries and its own patience, in `etl_deliveries`.
+Each receiver has separate attempts and deadlines, in `etl_deliveries`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def claim_due(connection: Connection, channel: str, *, lease_seconds: float, limit: int) -> list[Row]:
-    """Take messages that are due for this receiver; while the lease lasts, no other runner sends them there."""
+    """Claim messages that are due for this receiver; while the lease lasts, no other runner sends them there."""
     return connection.execute(
         sql.SQL(
             """
@@ -48,12 +48,15 @@ def claim_due(connection: Connection, channel: str, *, lease_seconds: float, lim
     ).fetchall()
 
 
-# A pipeline may ask for fewer kinds of messages; a value edited by hand into nonsense asks for all.
+# A pipeline may restrict the kinds of messages; an invalid value, edited by hand, means all.
 _WANTED = sql.SQL("(jsonb_typeof(p.options -> 'notify') IS DISTINCT FROM 'array' OR p.options -> 'notify' ? n.kind)")
 
 
 def tell_failed(connection: Connection, pipeline_id: UUID, run_id: UUID, error: str) -> None:
-    """Queue a message about a failed run whose pipeline goes on. A trigger does it for pipelines that become FAILED."""
+    """Queue a message about a failed run whose pipeline goes on.
+
+    A trigger does this for pipelines that become FAILED.
+    """
     connection.execute(
         """
         INSERT INTO etl.etl_notifications (kind, pipeline_id, run_id, payload)
@@ -100,7 +103,7 @@ def postpone(connection: Connection, notification_id: UUID, channel: str, *, sec
 
 
 def put_back(connection: Connection, notification_id: UUID, channel: str) -> None:
-    """Return a message to the queue as if it had not been taken, because it was not tried."""
+    """Return a message to the queue as if it had not been claimed, because it was not tried."""
     connection.execute(
         """
         UPDATE etl.etl_deliveries SET next_try_at = clock_timestamp(), attempts = greatest(attempts - 1, 0)
@@ -111,7 +114,10 @@ def put_back(connection: Connection, notification_id: UUID, channel: str) -> Non
 
 
 def conclude(connection: Connection, channels: Sequence[str]) -> int:
-    """Close the messages that no receiver waits for any more, and return how many. Record the errors of the others."""
+    """Close the messages that no receiver waits for any more.
+
+    Record the errors of the others. Return the number closed.
+    """
     with connection.transaction():
         connection.execute(
             """

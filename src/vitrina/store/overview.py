@@ -1,4 +1,4 @@
-"""One statement for the list that people look at: every pipeline with its latest runs."""
+"""Query the list of pipelines with their latest runs, in one statement."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ RECENT_RUNS = 10
 
 def list_page(connection: Connection, *, only: Sequence[UUID], after_name: str | None, limit: int) -> list[Row]:
     """List pipelines by name, after `after_name`; `only` narrows the list to these pipelines."""
-    # A condition that may be none would keep the plan from using an index.
+    # A condition that may be NULL would keep the plan from using an index.
     wanted = [sql.SQL("p.id = ANY(%(only)s)")] if only else []
     wanted += [sql.SQL("p.name > %(after)s")] if after_name is not None else []
     return connection.execute(

@@ -1,4 +1,4 @@
-"""Statements on `etl_pipelines` and its task plan: definitions, requests, and the control plane's status moves."""
+"""Query `etl_pipelines` and its task plan: definitions, requests, and status changes by the control plane."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,15 +19,14 @@ from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
-# The author's fields, in the order in which people read them.
-# Some stand in tables of their own.
+# The author's fields, in reading order. Some of them are stored in other tables.
 DEFINITION_PARTS = ("run_after", "tasks")
 DEFINITION_COLUMNS = tuple(name for name in Definition.model_fields if name not in DEFINITION_PARTS)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What a list of pipelines is narrowed to."""
+    """Hold what narrows a list of pipelines."""
 
     status: Sequence[str] = ()
     enabled: bool | None = None
@@ -39,11 +38,11 @@ class Filter:
 
     @property
     def asked(self) -> frozenset[str]:
-        """The names of the fields that narrow the list."""
+        """Return the names of the fields that narrow the list."""
         return frozenset(name for name, value in vars(self).items() if value is not None and value not in ([], ()))
 
 
-# Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
+# Columns by which a list may be sorted, with their types. None of them is ever NULL, so keyset paging misses no row.
 SORTABLE = {
     "name": "text",
     "status": "text",
@@ -52,7 +51,7 @@ SORTABLE = {
     "updated_at": "timestamptz",
 }
 
-# What a list shows of each.
+# Columns that a list shows.
 _LISTED = (
     *("id", *DEFINITION_COLUMNS, "labels", "status", "status_since", "version", "managed_by", "run_requested_at"),
     *("next_run_at", "last_error", "needs_attention", "lease_until", "created_at", "updated_at"),
@@ -88,9 +87,9 @@ def update(
     version: int,
     changed: Collection[str] = DEFINITION_PARTS,
 ) -> bool:
-    """Write the whole definition over version `version`. Return False when another session changed it first.
+    """Write the whole definition over version `version`. Return False if another session changed it first.
 
-    Of the parts in other tables those are written whose fields have `changed`.
+    Parts in other tables are written only if their fields are in `changed`.
     """
     values = [_value(definition, column) for column in DEFINITION_COLUMNS]
     if not _update().execute(connection, [*values, pipeline_id, version]):
@@ -170,10 +169,9 @@ def list_page(
 ) -> list[Row]:
     """List pipelines in the order of a column of `SORTABLE`, after the (value, id) pair of the last one seen.
 
-    Their rows have the columns that people see, without those of claims and requests.
+    Their rows have the columns that users see, without those of claims and requests.
 
-    Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
-    index.
+    Unused conditions are left out: with all of them, one plan for every filter could use no index.
     """
     return _list(narrowed.asked, sort, descending, after is not None).fetch_all(
         connection,
@@ -233,14 +231,14 @@ def _conditions() -> dict[str, sql.Composable]:
     }
 
 
-# Every label that is asked for: `key=value` as it is, `key` whatever its value.
+# Matches pipelines that have every requested label: `key=value` exactly, `key` with any value.
 LABELLED: LiteralString = "(p.labels @> %(label_pairs)s AND p.labels ?& %(label_keys)s)"
-# And the runs of such pipelines.
-OF_LABELLED: LiteralString = "r.pipeline_id IN (SELECT p.id FROM etl.etl_pipelines p WHERE " + LABELLED + ")"  # noqa: S608 - our own text
+# The runs of such pipelines.
+OF_LABELLED: LiteralString = "r.pipeline_id IN (SELECT p.id FROM etl.etl_pipelines p WHERE " + LABELLED + ")"  # noqa: S608
 
 
 def label_values(labels: Sequence[str]) -> dict[str, Any]:
-    """Return what `LABELLED` is to be executed with."""
+    """Return the parameters of `LABELLED`."""
     pairs = {key: value for key, equals, value in (label.partition("=") for label in labels) if equals}
     return {"label_pairs": Jsonb(pairs), "label_keys": [label for label in labels if "=" not in label]}
 
@@ -269,7 +267,7 @@ def list_by_name(
 
 
 def lock_targets(connection: Connection) -> None:
-    """Keep other sessions from deciding who writes where until the end of the transaction."""
+    """Lock the assignment of targets to pipelines until the end of the transaction."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_TARGETS_LOCK])
 
 
@@ -291,9 +289,9 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
 
 
 def find_rival(connection: Connection, pipeline_id: UUID, definition: Definition) -> Row | None:
-    """Another pipeline on the target that may not be there beside this one: a full load deletes what others wrote.
+    """Find another pipeline that must not share the target with this one: a full load deletes what others wrote.
 
-    A history is of one pipeline: snapshots of two would not be in order.
+    A history belongs to one pipeline: snapshots of two would not be in order.
     """
     for other in list_on_target(connection, definition.final_target, definition.options.target_connection):
         if other["id"] != pipeline_id and (definition.options.history or other["keeps_history"]):
@@ -334,9 +332,9 @@ def request_run(
     traceparent: str | None = None,
     accepts: Sequence[str] = (),
 ) -> Row | None:
-    """Ask for a run. During a run the request is remembered. Return None when the pipeline is disabled or pausing.
+    """Request a run. During a run the request is remembered. Return None if the pipeline is disabled or pausing.
 
-    `accepts`: checks that may fail in it.
+    `accepts` names checks that may fail in it.
     """
     return _REQUEST_RUN.fetch_one(
         connection,
@@ -380,7 +378,7 @@ def request_backfill(
     traceparent: str | None = None,
     accepts: Sequence[str] = (),
 ) -> Row | None:
-    """Ask for a range to be read again: a request of its own, beside that for a run."""
+    """Request a range to be read again, separately from a request for a run."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -402,7 +400,7 @@ def request_backfill(
 
 
 def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None) -> Row | None:
-    """Let a paused pipeline go on; no other run is requested. Return None unless it is paused."""
+    """Resume a paused pipeline without requesting another run. Return None unless it is paused."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -416,7 +414,7 @@ def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, trace
 
 
 def request_pause(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """Ask for a pause; asking twice is the same request. Return None from a status that cannot be paused."""
+    """Request a pause; a second request changes nothing. Return None if the status does not allow it."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'
@@ -449,7 +447,7 @@ def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row
 
 
 def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bool:
-    """Take back a run that no runner has started; `move` is the arrow of the status machine: `cancel` or `disable`."""
+    """Withdraw a run that no runner has started; `move` is the transition to make: `cancel` or `disable`."""
     return bool(
         connection.execute(
             """
@@ -464,7 +462,7 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
 
 
 def bump_version(connection: Connection, pipeline_id: UUID) -> int:
-    """Give the row a new version, because it was edited by other means."""
+    """Increase the version of the row, because it was edited by other means."""
     row = database.one(
         connection.execute(
             "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
@@ -486,7 +484,7 @@ def set_labels(connection: Connection, pipeline_id: UUID, labels: dict[str, str]
 
 
 def source_connections(connection: Connection) -> list[str]:
-    """List the names of the databases that pipelines read from."""
+    """List the names of the connections that pipelines read from."""
     rows = connection.execute("SELECT DISTINCT source_connection AS name FROM etl.etl_pipelines ORDER BY name")
     return [row["name"] for row in rows]
 
@@ -498,7 +496,7 @@ def definition_of(row: Row) -> Definition:
 
 
 def final_target(row: str) -> sql.Composed:
-    """Build the expression for where a row of etl_pipelines writes: its last step may override its target."""
+    """Build the expression for the target of a row of etl_pipelines: its last step may override its target."""
     return sql.SQL(
         """
         coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
@@ -509,7 +507,7 @@ def final_target(row: str) -> sql.Composed:
 
 FINAL_TARGET = final_target("p")
 
-# The pipelines whose final target is %(target)s. First those that name it anywhere, which indexes know.
+# The pipelines whose final target is %(target)s. The first condition, any use of it, can be answered by indexes.
 ON_TARGET = sql.SQL(
     """
     p.id IN (SELECT named.id FROM etl.etl_pipelines named WHERE named.target_table = %(target)s

@@ -1,4 +1,4 @@
-"""A pooler between us and the server, such as pgbouncer: it must leave us a session of our own."""
+"""Detect a pooler in front of the server, such as pgbouncer, which must run in session mode."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,18 +12,18 @@ from vitrina import errors
 
 TRANSACTION_MODE = "a pooler in transaction mode"
 
-# What was proven once holds for as long as the process lives: who changes a pooler restarts its clients.
+# Proven for the lifetime of the process: an operator who changes a pooler restarts its clients.
 _proven: set[tuple[Any, ...]] = set()
 
 
 def is_pooled(connection: psycopg.Connection[DictRow]) -> bool:
-    """Tell whether a pooler is in between: it gives its clients a process id that is not the server's."""
+    """Return whether there is a pooler, which reports a process id that is not the server's."""
     row = connection.execute("SELECT pg_catalog.pg_backend_pid() AS pid").fetchone()
     return bool(row and row["pid"] != connection.info.backend_pid)
 
 
 def settle(connection: psycopg.Connection[DictRow]) -> None:
-    """Refuse a pooler that shares sessions between clients. Apply the settings that any pooler does not pass on."""
+    """Refuse a pooler that shares sessions between clients. Apply the settings that poolers do not pass on."""
     info = connection.info
     place = (info.host, info.port, info.dbname, info.user)
     if place not in _proven:
@@ -33,7 +33,7 @@ def settle(connection: psycopg.Connection[DictRow]) -> None:
 
 
 def statement_of(options: str) -> str:
-    """Turn session settings, as libpq's `options` has them, into one statement."""
+    """Convert session settings, in the form of libpq's `options`, to one statement."""
     pairs = (setting.partition("=") for setting in _settings(options))
     calls = (f"pg_catalog.set_config({_quoted(name)}, {_quoted(value)}, false)" for name, _, value in pairs)
     return f"SELECT {', '.join(calls)}"
@@ -56,7 +56,7 @@ def _refuse_transaction_mode(connection: psycopg.Connection[DictRow]) -> None:
     login = conninfo.make_conninfo(**connection.info.get_parameters(), password=connection.info.password)
     with psycopg.connect(login, autocommit=True) as other:
         other.execute(_MARK, [uuid4().hex])
-        # More than once: the pooler may pass its sessions round.
+        # Three times, because the pooler may rotate its sessions.
         found = [connection.execute(_MARKED).fetchone() for _ in range(3)]
     if any(row is None or row["mark"] != ours for row in found):
         name = connection.info.dbname

@@ -1,11 +1,11 @@
-"""Statements that the API and runs execute all the time: prepared once in a session, executed without a cursor.
+"""Prepare statements that the API and runs execute often once per session, and execute them without a cursor.
 
-For every execution a cursor of the driver finds out anew how each column is read, and is made anew itself. That takes
-several times as long as asking such a statement, which finds a row or a page by an index. What is found out here is
-kept with the session. Other sessions execute a `Statement` in the driver's usual way.
+For every execution, the driver creates a cursor and determines how each column is read. That takes several times as
+long as such a statement itself, which finds a row or a page by an index. Here the result is kept with the session.
+Other sessions execute a `Statement` in the driver's usual way.
 
-The driver itself must keep no prepared statement in such a session: after a rollback, or a DROP, it would deallocate
-all that there are, ours among them. See `prepare_once`.
+The driver must keep no prepared statement of its own in such a session: after a rollback, or a DROP, it would
+deallocate all prepared statements, including these. See `prepare_once`.
 """
 
 import re
@@ -25,12 +25,12 @@ from vitrina.store.database import Connection
 Row = dict[str, Any]
 Values = Sequence[Any] | Mapping[str, Any]
 
-# In one session; the server keeps a plan for each. Lists have a statement for each set of filters, and there are many.
+# Maximum per session, because the server keeps a plan for each. Lists have one statement for each set of filters.
 MAX_PREPARED = 64
 
 
 class PreparingConnection(Connection):
-    """A session that lives long enough for statements to be prepared in it. It is used by one thread at a time."""
+    """Represent a session that lives long enough to prepare statements in it. One thread uses it at a time."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -39,23 +39,23 @@ class PreparingConnection(Connection):
 
 
 def prepare_once(connection: Connection) -> None:
-    """Let the driver prepare only what it is told to (`prepare=True`), and close that again at once.
+    """Make the driver prepare only what it is told to (`prepare=True`), and deallocate that immediately.
 
-    With `prepare_threshold` set to None it would prepare nothing, and send users' SQL in a way that takes two
+    With `prepare_threshold` set to None it would prepare nothing, and send users' SQL by a protocol that allows several
     statements.
     """
     connection.prepare_threshold, connection.prepared_max = sys.maxsize, 0
 
 
 class Statement:
-    """A statement in the driver's notation: `%s`, or `%(name)s`. Types of parameters are those of their places."""
+    """Hold a statement in the driver's notation: `%s`, or `%(name)s`. Parameters have the types of their positions."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._numbered, self._names = _numbered(text)
 
     def execute(self, connection: Connection, values: Values) -> int:
-        """Execute a change. Return the number of rows that it touched."""
+        """Execute a change. Return the number of rows that it affected."""
         found = self._prepared_in(connection)
         if found is None:
             return connection.execute(self._text, values).rowcount
@@ -65,10 +65,10 @@ class Statement:
         return next(iter(self.fetch_all(connection, values)), None)
 
     def get_one(self, connection: Connection, values: Values = ()) -> Row:
-        """Return the row of a statement that always gives one."""
+        """Return the row of a statement that always returns one."""
         row = self.fetch_one(connection, values)
         if row is None:
-            raise RuntimeError("a statement that always gives a row gave none")
+            raise RuntimeError("a statement that always returns a row returned none")
         return row
 
     def fetch_all(self, connection: Connection, values: Values) -> list[Row]:
@@ -108,7 +108,7 @@ class Statement:
 
 
 class _Prepared:
-    """A statement as one session knows it, and how its columns are read there."""
+    """Hold a statement as prepared in one session, and how its columns are read there."""
 
     def __init__(self, connection: PreparingConnection, numbered: bytes) -> None:
         self._session, self._name = connection.pgconn, b"vitrina_%d" % next(connection.numbers)
@@ -121,7 +121,7 @@ class _Prepared:
 
     def fetch_all(self, values: Sequence[Any]) -> list[Row]:
         result = self._ask(values)
-        # The columns are those of the first time: the server refuses a statement whose columns have changed since.
+        # The columns are those of the first execution: the server refuses a statement whose columns have changed since.
         self._reading.set_pgresult(result, set_loaders=self._make_row is None)
         self._make_row = self._make_row or _row_maker(result)
         rows = self._reading.load_rows(0, result.ntuples, self._make_row)
@@ -139,7 +139,7 @@ _PLACE = re.compile(rb"%(?:\((\w+)\)s|s|%)")
 
 
 def _numbered(text: bytes) -> tuple[bytes, list[str | int]]:
-    """Write parameters as the server knows them (`$1`), and list the names or positions of their values."""
+    """Convert parameters to the server's notation (`$1`), and list the names or positions of their values."""
     names: list[str | int] = []
 
     def number(place: re.Match[bytes]) -> bytes:
@@ -169,6 +169,7 @@ def _is_outdated(error: errors.FeatureNotSupported) -> bool:
 def _refuse_error(result: PGresult) -> None:
     if result.status in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
         return
-    if result.error_field(DiagnosticField.SQLSTATE) is None:  # the server said nothing: there is no connection to it
+    # the server did not report this, so the connection is lost
+    if result.error_field(DiagnosticField.SQLSTATE) is None:
         raise psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
     raise errors.error_from_result(result)

@@ -1,4 +1,4 @@
-"""Taking pipelines away from runners that fell silent, and ending what nobody would end any more."""
+"""Take pipelines away from runners that fell silent, and end runs that no runner would end."""
 
 from typing import Any, LiteralString
 from uuid import UUID
@@ -15,9 +15,9 @@ from vitrina.store.leases import Claim
 
 
 def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
-    """Take pipelines away from runners that fell silent. Any runner may, at any time."""
+    """Take pipelines away from runners that fell silent. Any runner may do this at any time."""
     if not connection.execute(_EXPIRED).rowcount:
-        return []  # asked every second by every runner: a transaction is opened when there is something to do
+        return []  # every runner checks this every second, so do not open a transaction for nothing
     with connection.transaction():
         lost = connection.execute(f"{_EXPIRED} FOR UPDATE SKIP LOCKED").fetchall()
         if not lost:
@@ -39,7 +39,7 @@ WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')
 
 
 def _take_one_away(connection: Connection, pipeline_id: UUID, max_attempts: int, reason: str) -> list[dict[str, Any]]:
-    """Take one claim away in its own transaction: a row that fails must not leave the others with a dead runner."""
+    """Take one claim away in a separate transaction: a row that fails must not leave the others with a dead runner."""
     try:
         with connection.transaction():
             return _take_away(connection, [pipeline_id], max_attempts, reason)
@@ -74,7 +74,7 @@ def _note_unrecoverable(connection: Connection, pipeline_id: UUID, problem: psyc
 def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason: str) -> Status | None:
     """Give up a claim whose run lost a connection: as when the runner is lost, but without waiting for the lease.
 
-    Return None when the claim was no longer ours. Then the last COMMIT is on record, or another runner took over.
+    Return None if the claim was no longer held. Then the last COMMIT was recorded, or another runner took over.
     """
     with connection.transaction():
         ours = connection.execute(
@@ -172,7 +172,7 @@ def pause_unclaimed(connection: Connection) -> int:
 
 
 def close_abandoned_runs(connection: Connection) -> int:
-    """Close runs and release targets that a status edited by hand has cut off from their claim; nothing else would."""
+    """Close runs and release targets whose pipeline's status was edited by hand; nothing else would."""
     released = connection.execute(
         """
         UPDATE etl.etl_pipelines SET claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL

@@ -1,4 +1,4 @@
-"""Statements on `etl_requests`: what the API asks of a runner because it needs a source or a sink."""
+"""Query `etl_requests`: what the API asks of a runner because it needs a source or a target."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 # Key of a payload: the runner that performs the request waits for the lease of a live pipeline.
 _WANTS_LEASE = "wants_lease"
-# Of a pipeline `p`: its follower is to let it go, and no runner is to follow it, until a request is performed.
+# Whether the follower of `p` has to release it, and no runner may follow it, until a request is performed.
 IS_WANTED = SQL(
     """
     EXISTS (SELECT FROM etl.etl_requests r
@@ -24,7 +24,7 @@ IS_WANTED = SQL(
     """
 ).format(Literal(_WANTS_LEASE))
 
-# A request that takes its runner down is given to this many, then to nobody.
+# A request that takes down its runner is tried by this many runners, then given up.
 MAX_TRIES = 3
 
 
@@ -51,7 +51,7 @@ def insert_done(
     requested_by: str,
     result: dict[str, Any],
 ) -> None:
-    """Record what a run found out by itself, beside what was asked for."""
+    """Record a result that a run produced without a request."""
     connection.execute(
         """
         INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by, status, result, finished_at)
@@ -62,7 +62,7 @@ def insert_done(
 
 
 def withdraw_typing(connection: Connection, kinds: Sequence[str], requested_by: str, error: dict[str, Any]) -> None:
-    """Close requests about a draft that no runner has begun: the draft has changed since."""
+    """Close requests about a draft that no runner has begun, because the draft has changed since."""
     connection.execute(
         """
         UPDATE etl.etl_requests SET status = 'FAILED', finished_at = clock_timestamp(), error = %s
@@ -97,7 +97,7 @@ def find_latest_result(connection: Connection, pipeline_id: UUID, kind: str) -> 
 def find_shared(
     connection: Connection, kind: str, payload: dict[str, Any], *, younger_than_seconds: float
 ) -> Row | None:
-    """Find the latest request with the same payload and without a pipeline that is answered, or still may be."""
+    """Find the latest request with this payload and without a pipeline that is answered, or may still be."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_requests
@@ -143,7 +143,7 @@ def list_reconcile_schedules(connection: Connection) -> list[Row]:
 
 
 def list_scan_schedules(connection: Connection, kind: str) -> list[Row]:
-    """Enabled pipelines whose source is searched for deleted rows regularly, with the time of the latest scan."""
+    """List enabled pipelines whose source is regularly searched for deleted rows, with the time of the latest scan."""
     return connection.execute(
         """
         SELECT p.id, p.name, p.options -> 'deletes' AS asked, coalesce(latest.created_at, p.created_at) AS last_at,
@@ -160,7 +160,7 @@ def list_scan_schedules(connection: Connection, kind: str) -> list[Row]:
 
 
 def expire(connection: Connection, *, older_than_seconds: float) -> int:
-    """Give up on requests that no runner took up in time, and on those whose runners were all lost."""
+    """Give up requests that no runner claimed in time, and those whose runners were all lost."""
     return connection.execute(
         """
         UPDATE etl.etl_requests
@@ -171,12 +171,12 @@ def expire(connection: Connection, *, older_than_seconds: float) -> int:
         """,
         {
             "expired": Jsonb(
-                {"code": "expired", "message": "no runner took it up; start one (`vitrina runner`), ask again"}
+                {"code": "expired", "message": "no runner performed it: start one (`vitrina runner`) and ask again"}
             ),
             "lost": Jsonb(
                 {
                     "code": "lease_lost",
-                    "message": f"{MAX_TRIES} runners were lost while performing it; look at their logs",
+                    "message": f"{MAX_TRIES} runners were lost while performing it; see their logs",
                 }
             ),
             "age": older_than_seconds,
@@ -186,7 +186,7 @@ def expire(connection: Connection, *, older_than_seconds: float) -> int:
 
 
 def prune(connection: Connection, *, older_than_days: int) -> int:
-    """Forget old answers, but never the latest of its kind for a pipeline: reports are looked up."""
+    """Delete old answers, but never the latest of its kind for a pipeline, because reports are looked up."""
     return connection.execute(
         """
         DELETE FROM etl.etl_requests r
@@ -226,10 +226,10 @@ def forget_keys(connection: Connection, *, older_than_hours: int) -> int:
 def claim_next(
     connection: Connection, runner_id: UUID, ttl_seconds: float, *, covers: Sequence[str] | None = None
 ) -> Row | None:
-    """Take the oldest request, or one whose runner fell silent.
+    """Claim the oldest request, or one whose runner fell silent.
 
-    `covers`: what this runner can do; what is about a pipeline of another connector is left to others. A step that it
-    lacks is no reason: the answer says which there are.
+    `covers` is what this runner can do; requests for pipelines of other connectors are left to other runners. A missing
+    step is no obstacle: the answer lists the available ones.
     """
     return connection.execute(
         _CLAIM_NEXT,
@@ -243,7 +243,7 @@ def claim_next(
     ).fetchone()
 
 
-# Composed once: the runner asks at every look around.
+# Composed once, because every tick of the runner executes it.
 _CLAIM_NEXT = (
     SQL(
         """
@@ -272,7 +272,7 @@ _CLAIM_NEXT = (
 
 
 def want_lease(connection: Connection, request_id: UUID) -> None:
-    """Ask the follower of a live pipeline to let it go, and all others to leave it alone."""
+    """Ask the follower of a live pipeline to release it, and all other runners not to claim it."""
     connection.execute(
         "UPDATE etl.etl_requests SET payload = payload || %s WHERE id = %s AND status = 'WORKING'",
         [Jsonb({_WANTS_LEASE: True}), request_id],
@@ -280,7 +280,7 @@ def want_lease(connection: Connection, request_id: UUID) -> None:
 
 
 def have_lease(connection: Connection, request_id: UUID) -> None:
-    """Take that back, once the lease is held: when it is given back, the pipeline is followed at once."""
+    """Withdraw that request once the lease is held, so that the pipeline is followed as soon as it is released."""
     connection.execute("UPDATE etl.etl_requests SET payload = payload - %s WHERE id = %s", [_WANTS_LEASE, request_id])
 
 
@@ -296,7 +296,7 @@ def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID,
 
 
 def _dumps_in_pieces(value: Any) -> str:
-    """Encode as `json.dumps` does, but lists item by item: it lets no other thread run, and lists may be long."""
+    """Encode like `json.dumps`, but lists item by item: it blocks other threads, and lists may be long."""
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {_dumps_in_pieces(item)}" for name, item in value.items()]
         return "{" + ", ".join(parts) + "}"
@@ -313,7 +313,7 @@ def finish(
     result: dict[str, Any] | None,
     error: dict[str, Any] | None,
 ) -> bool:
-    """Record the answer, unless another runner has taken the request over."""
+    """Record the answer, unless another runner has taken over the request."""
     return bool(
         connection.execute(
             """

@@ -1,4 +1,4 @@
-"""What the two roles of an installation may and may not do: asked of the live database, named one by one."""
+"""Check the rights of an installation's two roles in the live database, and name each fault."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from vitrina.settings import APP_ROLE
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# What only the platform itself, or nobody at all, may hold.
+# Schemas on which only the platform itself may hold rights.
 _OWN_SCHEMAS = ("etl", "etl_stage", "analytics")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One right that is missing or too many, and the statement that puts it right."""
+    """Hold one right that is missing or excessive, and the statement that corrects it."""
 
     finding: str
     remedy: str
@@ -97,7 +97,7 @@ def _memberships(connection: Connection, role: str) -> Iterator[Fault]:
 
 
 def _session_defaults(connection: Connection, role: str) -> Iterator[Fault]:
-    """Check that sessions are read-only by default. Ours set it themselves; other users of the login may not."""
+    """Check that sessions are read-only by default. Vitrina sets it anyway; other users of the login may not."""
     row = connection.execute(
         """
         SELECT coalesce(bool_or(entry = 'default_transaction_read_only=on'), false) AS read_only
@@ -136,7 +136,7 @@ def _schemas(connection: Connection, role: str, source_schemas: frozenset[str]) 
 
 
 def _tables(connection: Connection, role: str, source_schemas: frozenset[str]) -> Iterator[Fault]:
-    """Find readable tables that are no source, writable ones that are no stage, and sources that cannot be read."""
+    """Find readable tables that are not sources, writable ones that are not stages, and sources that cannot be read."""
     rows = connection.execute(
         """
         SELECT n.nspname AS schema, c.relname AS name,
@@ -165,7 +165,7 @@ def _tables(connection: Connection, role: str, source_schemas: frozenset[str]) -
                 f"REVOKE INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER ON {name} FROM {to}, PUBLIC",
             )
         if row["readable"] and row["schema"] not in source_schemas:
-            remedy = f"REVOKE SELECT ON {name} FROM {to}, PUBLIC"  # noqa: S608 - shown to people, and quoted
+            remedy = f"REVOKE SELECT ON {name} FROM {to}, PUBLIC"  # noqa: S608 - shown to users, and quoted
             yield Fault(f"{role} may read {table}", remedy)
         if not row["readable"] and row["schema"] in source_schemas:
             yield Fault(f"{role} may not read {table}", f"GRANT SELECT ON {name} TO {to}")

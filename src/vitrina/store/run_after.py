@@ -1,7 +1,7 @@
-"""Statements on `etl_run_after`: what a pipeline waits for, what has arrived, and the request when all of it has.
+"""Query `etl_run_after`: what a pipeline waits for, what has arrived, and the request when all of it has.
 
-Locks are taken in one order everywhere: the pipeline's row, then edges by downstream and upstream. Whoever concludes an
-upstream holds edges, and never waits for the row of a downstream: a merge may hold that for minutes.
+Locks are taken in one order everywhere: the pipeline's row, then edges by downstream and upstream. A session that
+concludes an upstream holds edges, and never waits for the row of a downstream, which a merge may lock for minutes.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
-# What a definition says, by the names that the upstreams have now.
+# The definition's field, with the current names of the upstreams.
 OF_PIPELINE = sql.SQL(
     """
     coalesce((
@@ -30,7 +30,7 @@ OF_PIPELINE = sql.SQL(
     """
 )
 
-# A run that ended before its time may have changed more than its counters say: what it committed last went unrecorded.
+# A run that ended early may have changed more than its counters show: its last commit was not recorded.
 _CHANGED = sql.SQL(
     """
     (r.rows_written > 0 OR r.rows_deleted > 0 OR EXISTS (
@@ -42,9 +42,6 @@ _CHANGED = sql.SQL(
                                       '-infinity')))
     """
 )
-
-
-# --- what is waited for --------------------------------------------------------------------------------------------
 
 
 def replace(connection: Connection, pipeline_id: UUID, definition: Definition) -> None:
@@ -89,7 +86,7 @@ def list_edges(connection: Connection) -> list[Row]:
 
 
 def list_upstreams(connection: Connection, pipeline_id: UUID) -> list[Row]:
-    """List what a pipeline waits for, with what an operator needs to know when it does not arrive."""
+    """List what a pipeline waits for, with what an operator needs to know if it does not arrive."""
     return connection.execute(
         """
         SELECT u.name AS pipeline, u.status, u.enabled, e.only_if_changed, e.arrived_run_id, e.used_run_id
@@ -110,13 +107,10 @@ def list_downstreams(connection: Connection, pipeline_id: UUID) -> list[Row]:
     ).fetchall()
 
 
-# --- what arrives --------------------------------------------------------------------------------------------------
-
-
 def pass_on(connection: Connection, pipeline_id: UUID, run_id: UUID) -> None:
-    """Note a successful run on the edges that lead away, in its transaction, and request the pipelines that waited."""
+    """Record a successful run on its outgoing edges, in its transaction, and request the pipelines that waited."""
     downstreams = [row["id"] for row in list_downstreams(connection, pipeline_id)]
-    # Two upstreams that end at the same moment: the second sees what the first noted.
+    # If two upstreams end at the same moment, the second sees what the first recorded.
     lock_edges(connection, downstreams)
     connection.execute(
         sql.SQL(
@@ -133,9 +127,9 @@ def pass_on(connection: Connection, pipeline_id: UUID, run_id: UUID) -> None:
 
 
 def request_ready(connection: Connection, among: Sequence[UUID] | None = None) -> int:
-    """Request the pipelines (`among` these, or all) for which everything has arrived, and use that up.
+    """Request the pipelines (`among` these, or all) for which everything has arrived, and consume the arrivals.
 
-    One whose row is locked just now is left to the next look of any runner.
+    A pipeline whose row is locked now is left to the next check of any runner.
     """
     with connection.transaction():
         ready = connection.execute(
@@ -158,7 +152,7 @@ def request_ready(connection: Connection, among: Sequence[UUID] | None = None) -
 
 
 def _request(connection: Connection, ids: Sequence[UUID]) -> int:
-    """Request runs while the rows and their edges are locked: an earlier caller may have used up the same arrivals."""
+    """Request runs while the rows and their edges are locked: an earlier caller may have consumed the arrivals."""
     return connection.execute(
         sql.SQL(
             """
@@ -187,7 +181,7 @@ def _request(connection: Connection, ids: Sequence[UUID]) -> int:
 
 
 def use_up(connection: Connection, pipeline_id: UUID) -> None:
-    """Use up what has arrived for a pipeline: a run that was requested otherwise will read all of it."""
+    """Consume what has arrived for a pipeline: a run that was requested otherwise will read all of it."""
     lock_edges(connection, [pipeline_id])
     connection.execute(sql.SQL("WITH {used} SELECT FROM used").format(used=_USED), {"ids": [pipeline_id]})
 

@@ -1,4 +1,4 @@
-"""Statements on `etl_run_logs`: the lines that a run wrote, bounded in number and age."""
+"""Query `etl_run_logs`: the log lines of runs, bounded in number and age."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_LINES_OF_A_RUN = 5_000
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line. `fields` is JSON text: it was redacted as a whole."""
+    """Hold one line. `fields` is JSON text, because it was redacted as a whole."""
 
     run_id: UUID
     at: datetime
@@ -44,7 +44,7 @@ def insert(connection: Connection, lines: Sequence[LogLine]) -> None:
 
 
 def trim(connection: Connection, run_ids: Iterable[UUID], *, keep: int = MAX_LINES_OF_A_RUN) -> int:
-    """Delete all but the newest lines of runs with very many."""
+    """Delete all but the newest lines of runs that have very many."""
     return sum(
         connection.execute(
             """

@@ -1,4 +1,4 @@
-"""Statements on `etl_runners`: who is there to work."""
+"""Query `etl_runners`: the registered runners."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def heartbeat(
 
 
 def list_all(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
-    """List runners with the pipelines they work on; `alive` is judged by the database's clock."""
+    """List runners with the pipelines they run; `alive` is computed by the database's clock."""
     return connection.execute(
         """
         SELECT r.*, r.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AS alive,

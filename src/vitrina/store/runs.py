@@ -1,4 +1,4 @@
-"""Statements on `etl_runs`: the history of a pipeline and the progress of the run at work."""
+"""Query `etl_runs`: the history of a pipeline and the progress of its current run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
-# Of a run with fewer rows most of the time goes into what every run does.
+# Runs with fewer rows spend most of their time on work that every run has.
 LARGE_ROWS = 100_000
 
 
 @dataclass
 class Counters:
-    """What a run has done so far; written with every checkpoint."""
+    """Hold what a run has done so far; written with every checkpoint."""
 
     rows_read: int = 0
     rows_written: int = 0
@@ -49,7 +49,7 @@ def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
 
 
 def list_measured(connection: Connection, pipeline_id: UUID, check: str, *, limit: int) -> list[tuple[float, str]]:
-    """List what a check measured in the latest successful runs, and what came of it, newest first."""
+    """List what a check measured in the latest successful runs, with its result, newest first."""
     rows = connection.execute(
         """
         SELECT (c ->> 'value')::float8 AS value, c ->> 'result' AS result
@@ -127,7 +127,7 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def is_load(run: Row) -> bool:
-    """Tell whether a run reads the source, as far as its row says so without a doubt."""
+    """Return whether a run certainly reads the source, by its row."""
     return isinstance(run["metrics"], dict) and not run["metrics"].keys() & _CORRECTIONS
 
 
@@ -140,7 +140,7 @@ def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
-    """Find the type of the cursor column, as recorded by the latest run that looked."""
+    """Find the type of the cursor column, as recorded by the latest run that determined it."""
     row = connection.execute(
         """
         SELECT metrics -> 'cursor' ->> 'type' AS type FROM etl.etl_runs
@@ -183,10 +183,9 @@ def list_page(
     oldest_first: bool = False,
     limit: int,
 ) -> list[Row]:
-    """List runs after the given one, newest first unless asked otherwise.
+    """List runs after the given one, newest first unless requested otherwise.
 
-    Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
-    index.
+    Unused conditions are left out: with all of them, one plan for every filter could use no index.
     """
     each_status = bool(status) and pipeline_id is None
     wanted = {
@@ -239,7 +238,7 @@ def _list(conditions: tuple[LiteralString, ...], each_status: bool, oldest_first
     return Statement(text.as_bytes())
 
 
-# Each from its own part of the index, which is in order: what is rare is found as fast as what is frequent.
+# Each status from its own ordered part of the index, so that rare ones are found as fast as frequent ones.
 _OF_EACH_STATUS = sql.SQL("unnest(%(status)s::text[]) AS s (status) CROSS JOIN LATERAL ({page})")
 
 
@@ -247,7 +246,7 @@ def _all_of(conditions: Iterable[LiteralString]) -> sql.Composable:
     return sql.SQL(" AND ").join([sql.SQL(text) for text in conditions] or [sql.SQL("true")])
 
 
-# `seconds` is by the database's clock, also for the run at work.
+# `seconds` is by the database's clock, also for the current run.
 _COLUMNS = sql.SQL(
     """
     r.*, p.name AS pipeline, p.labels,
@@ -304,7 +303,7 @@ _SUMMARISE = Statement(
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a walk over old runs has done, and the end of the last one that it looked at; None: there are no more."""
+    """Hold the result of one walk over old runs, and the last run it visited, or None if there are no more."""
 
     runs: int
     upto: tuple[datetime, UUID] | None
@@ -318,10 +317,10 @@ def prune(
     slices: int = 20,
     of_rows: int = 1000,
 ) -> Pruned:
-    """Forget old finished runs, but never a pipeline's latest one, nor its latest success: lag is counted from it.
+    """Delete old finished runs, except a pipeline's latest run and its latest success, from which lag is counted.
 
-    Each slice is committed by itself. Runs that are kept are looked at again each time, so a walk is bounded, and the
-    next one continues `after` its end.
+    Each slice is committed separately. Runs that are kept are visited again by every walk, so a walk is bounded, and
+    the next one continues `after` its end.
     """
     forgotten = 0
     for _ in range(slices):

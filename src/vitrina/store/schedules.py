@@ -1,4 +1,4 @@
-"""Statements about due times: which pipelines are due, firing them, setting aside what cannot be understood."""
+"""Query due times: find due pipelines, fire them, and set aside invalid schedules."""
 
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
-# A schedule that is not understood is looked at again after this long: somebody may have corrected it by hand.
+# An invalid schedule is checked again after this time, because an operator may have corrected it by hand.
 LOOK_AGAIN_SECONDS = 600
 
 
@@ -35,7 +35,7 @@ def list_due(connection: Connection, *, limit: int = 100, now: datetime | None =
     ).fetchall()
 
 
-# A value that was edited by hand into nonsense must not stop everybody's schedule: compared, not cast or carried.
+# Compared, not cast or computed with: an invalid value that was edited by hand must not stop all schedules.
 _MAY_FIRE = sql.SQL(
     """
     enabled AND schedule_interval IS NOT NULL
@@ -61,9 +61,9 @@ _DUE_COLUMNS = sql.SQL(
 
 
 def fire(connection: Connection, due: Row, next_run_at: datetime) -> bool:
-    """Request the scheduled run, unless another runner did so first: guarded by everything that was seen.
+    """Request the scheduled run, unless another runner did so first: guarded by every value that was read.
 
-    The first look at a new schedule, and at one that is understood again, only sets the due time.
+    For a new schedule, and for one that was corrected, only the due time is set.
     """
     return bool(
         connection.execute(
@@ -97,7 +97,7 @@ def fire(connection: Connection, due: Row, next_run_at: datetime) -> bool:
 
 
 def set_aside(connection: Connection, due: Row, reason: str) -> None:
-    """Leave a schedule alone that is not understood, and say so; the others must not wait for it."""
+    """Set an invalid schedule aside and record the reason, so that the others need not wait for it."""
     connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -110,7 +110,7 @@ def set_aside(connection: Connection, due: Row, reason: str) -> None:
 
 
 def find_scheduled(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """Find what a due time is computed from. None for a pipeline that has no schedule or is disabled."""
+    """Find what a due time is computed from, or return None for a pipeline without a schedule or a disabled one."""
     return connection.execute(
         sql.SQL(
             "SELECT {} FROM etl.etl_pipelines p WHERE p.id = %(id)s AND p.enabled AND p.schedule_interval IS NOT NULL"
@@ -120,7 +120,7 @@ def find_scheduled(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def set_due_time(connection: Connection, pipeline_id: UUID, next_run_at: datetime | None) -> None:
-    """Set the due time after the schedule changed. With None, the next runner that looks computes it."""
+    """Set the due time after the schedule changed. With None, the next runner computes it."""
     connection.execute(
         "UPDATE etl.etl_pipelines SET next_run_at = %s, needs_attention = needs_attention - 'schedule' WHERE id = %s",
         [next_run_at, pipeline_id],

@@ -1,4 +1,4 @@
-"""Connections that the operator limits: how many sessions runs take there, and which pipelines wait for room."""
+"""Limit the sessions of runs on a connection, and find the pipelines that wait for room."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,10 +39,10 @@ def _sessions_needed(definition: Definition, connection: str) -> int:
 
 
 def workers_with_room(definition: Definition, settings: Settings, asked: int) -> int:
-    """Return how many workers may bring ranges of the key side by side; 1 where that is none beside the run itself.
+    """Return how many workers may load ranges of the key in parallel, or 1 if only the run itself fits.
 
-    Each holds as many sessions as the run. A claim waits until there is room for all of them (`FULL_CONNECTIONS`);
-    how many `auto` means, it cannot know.
+    Each worker holds as many sessions as the run. A claim waits until there is room for all of them
+    (`FULL_CONNECTIONS`); it cannot know how many `auto` means.
     """
     workers = asked
     for name, most in settings.max_connections.items():
@@ -66,7 +66,7 @@ def sessions() -> dict[str, dict[str, int]]:
 def _sessions_of(pipeline: str) -> Composed:
     """Build the expression for the sessions of a row of etl_pipelines on the connection `l.name`.
 
-    Workers that bring ranges of the key hold as many as the run each, as far as the connection has them.
+    Each worker that loads ranges of the key holds as many as the run, up to the limit of the connection.
     """
     alone = _sessions_alone(pipeline)
     return SQL(
@@ -94,7 +94,7 @@ def _sessions_alone(pipeline: str) -> Composed:
     ).format(row=Identifier(pipeline), target=pipelines.final_target(pipeline))
 
 
-# The connections that have no room for a run of `p` just now. One that never will is taken, and fails.
+# The connections that have no room for a run of `p` now. A run for which there will never be room is claimed and fails.
 FULL_CONNECTIONS = SQL(
     """
     SELECT l.name

@@ -13,11 +13,11 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.prepared import PreparingConnection, Statement, prepare_once
 
-# Sessions that no run holds have this name. Runs rename theirs: whoever ends the sessions of older runs spares these.
+# Name of sessions that no run holds. Runs rename theirs, so ending the sessions of older runs spares these.
 IDLE_NAME = "vitrina:kept"
-# A session that was opened longer ago is closed: its caches have grown, and its login may have been changed meanwhile.
+# Older sessions are closed: their caches have grown, and their login may have been changed.
 MAX_AGE_SECONDS = 600.0
-# What a run may have left behind. RESET ALL goes back to the settings of the login, IDLE_NAME among them.
+# Removes what a run may have left. RESET ALL restores the settings of the login, including IDLE_NAME.
 RESET = """
     CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; UNLISTEN *; SELECT pg_catalog.pg_advisory_unlock_all();
     DISCARD TEMP; DISCARD SEQUENCES; RESET ALL
@@ -26,7 +26,7 @@ RESET = """
 
 @dataclass(frozen=True)
 class Login:
-    """What a session was opened with; only a run that wants the same may have it."""
+    """Hold what a session was opened with; only a run that needs the same may reuse it."""
 
     url: str = field(repr=False)
     settings: frozenset[tuple[str, str]]
@@ -40,7 +40,7 @@ class _Session:
 
 
 class SessionPool:
-    """The sessions of one runner that no run holds just now. Any thread may use it."""
+    """Hold the sessions of one runner that no run holds now. Any thread may use it."""
 
     def __init__(self, *, most: int, idle_seconds: float) -> None:
         self._most = most
@@ -73,7 +73,7 @@ class SessionPool:
         return connection
 
     def give_back(self, connection: Connection, *, keep: bool) -> None:
-        """Take a session from the run that held it. One that is in doubt is closed."""
+        """Take back a session from a run. It is closed if its state is in doubt."""
         with self._lock:
             login, session = self._taken.pop(id(connection))
         keep = keep and self._idle_seconds > 0 and self._is_wanted(session)
@@ -89,7 +89,7 @@ class SessionPool:
             _close(connection)
 
     def close_unused(self) -> None:
-        """Close what has been idle for too long; the runner calls it now and then."""
+        """Close sessions that have been idle for too long. The runner calls this regularly."""
         now = time.monotonic()
         with self._lock:
             unused = list(self._pop_unused(now))
@@ -97,7 +97,7 @@ class SessionPool:
             _close(session.connection)
 
     def close(self) -> None:
-        """Close every idle session, and from now on each that is given back."""
+        """Close every idle session, and from now on each one that is returned."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
@@ -106,7 +106,7 @@ class SessionPool:
                 _close(session.connection)
 
     def _take_idle(self, login: Login) -> _Session | None:
-        """Take the one that was used last: its caches are the warmest."""
+        """Take the most recently used session: its caches are the warmest."""
         self.close_unused()
         with self._lock:
             sessions = self._idle.get(login)
@@ -133,7 +133,7 @@ class SessionPool:
 
 
 def _rename(connection: Connection, application_name: str) -> bool:
-    """Make an idle session a run's; False when it has ended in the meantime."""
+    """Assign an idle session to a run. Return False if it has ended in the meantime."""
     try:
         _settle(connection, application_name)
     except psycopg.Error:
@@ -143,7 +143,7 @@ def _rename(connection: Connection, application_name: str) -> bool:
 
 
 def _settle(connection: Connection, application_name: str) -> None:
-    """Apply what cannot be sent on connecting, and take the name of a run."""
+    """Apply what cannot be sent on connecting, and set the name of a run."""
     database.settled_as(connection, _SETTLE_AS.get_one(connection, [application_name[:63]]))
 
 
@@ -167,5 +167,5 @@ def _is_at_rest(connection: Connection) -> bool:
 
 
 def _close(connection: Connection) -> None:
-    with suppress(psycopg.Error):  # it is gone either way
+    with suppress(psycopg.Error):  # it is closed either way
         connection.close()

@@ -1,4 +1,4 @@
-"""Sessions of runs on a server: ending those of older epochs, and cutting one of our own that no longer answers."""
+"""End sessions of older epochs on a server, and cut a session that no longer answers."""
 
 import os
 import socket
@@ -33,16 +33,16 @@ _END_OLDER = Statement(
 
 
 def cut(connection: Connection) -> None:
-    """Break a connection from another thread: the thread that waits for it is woken with an error at once."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.shutdown(socket.SHUT_RDWR)
+    """Break a connection from another thread; the thread that waits for it gets an error immediately."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as sock:
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class SessionHandle:
-    """A handle by which a connection can be cancelled or cut even while its owner is closing it.
+    """Cancel or cut a connection, even while its owner is closing it.
 
-    It keeps a descriptor of its own: the connection's number may be given to another file at any time. Once it is
-    closed it reaches nothing: the connection may serve another run by then.
+    It holds a duplicate descriptor, because the connection's number may be reused for another file at any time. Once
+    closed, it has no effect: the connection may serve another run by then.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -53,11 +53,11 @@ class SessionHandle:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a statement was sent whose answer is not complete."""
+        """Return whether a statement was sent whose answer is not complete."""
         return self.connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
 
     def cancel(self, timeout_seconds: float) -> None:
-        """Ask the server to give up the running statement. The watchdog cuts a connection that stays busy."""
+        """Ask the server to cancel the running statement. The watchdog cuts a connection that stays busy."""
         with self._lock:
             if self._socket is None or not self.is_busy:
                 return
@@ -66,17 +66,20 @@ class SessionHandle:
                 self.connection.cancel_safe(timeout=timeout_seconds)
 
     def cut(self) -> None:
-        # Without the lock: whoever waits for a server that takes no cancel is to be woken.
+        # Without the lock: a thread that waits for a server which accepts no cancel has to be woken.
         self._was_disturbed = True
-        line = self._socket
+        sock = self._socket
         with suppress(OSError):
-            if line is not None:
-                line.shutdown(socket.SHUT_RDWR)
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> bool:
-        """Let the connection go; False when it was cancelled or cut, so that nothing more should be sent on it."""
+        """Release the connection.
+
+        Return False if it was cancelled or cut, so that nothing more should be sent on it.
+        """
         with self._lock:
-            line, self._socket = self._socket, None
-        if line is not None:
-            line.close()
+            sock, self._socket = self._socket, None
+        if sock is not None:
+            sock.close()
         return not self._was_disturbed

@@ -1,6 +1,6 @@
-"""What an administrator does once, so that Vitrina can work in a database of yours: roles, schemas, grants.
+"""Prepare an existing database for Vitrina once, as its administrator: roles, schemas, grants.
 
-The same statements are run, or printed for somebody with more rights. What holds already is not said again.
+The same statements are run, or printed for an administrator with more rights. Those without an effect are left out.
 """
 
 import base64
@@ -24,24 +24,24 @@ _ITERATIONS = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """What the installation shall look like."""
+    """Hold what the installation shall look like."""
 
     source_schemas: tuple[str, ...]
     target_schema: str
     app_password: str = field(repr=False)
     reader_password: str = field(repr=False)
-    # Set the passwords of roles that exist: whoever else logs in as them is locked out.
+    # Set the passwords of existing roles, too. Other users of these logins are locked out then.
     resets_passwords: bool = False
 
     @property
     def own_schemas(self) -> tuple[str, ...]:
-        """List the schemas of Vitrina. `migrate` needs analytics even where marts go elsewhere."""
+        """List the schemas of Vitrina. `migrate` needs analytics even if marts go elsewhere."""
         return tuple(dict.fromkeys(("etl", "etl_stage", "analytics", self.target_schema)))
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is there already, as far as it decides what is left to do."""
+    """Hold what exists already, as far as it decides what is left to do."""
 
     database: str
     login: str
@@ -54,7 +54,7 @@ class Found:
     missing_defaults: frozenset[str]
     sees_statistics: bool
     is_member: bool
-    # Source schemas of which the reader cannot read everything, and owners whose new tables it would not read.
+    # Source schemas that the reader cannot read completely, and owners whose new tables it would not read.
     unreadable: frozenset[str] = frozenset()
     unprepared_owners: tuple[tuple[str, str], ...] = ()
 
@@ -77,7 +77,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
         raise ConfigError(f"{where} is PostgreSQL {major}: use {OLDEST_POSTGRES} to {NEWEST_POSTGRES}")
     if pooling.is_pooled(connection):
         raise ConfigError(
-            f"{where} is a connection pooler such as pgbouncer, which would not know the logins that are made now: give"
+            f"{where} is a connection pooler such as pgbouncer, which would not know the new logins: give"
             " the server's own address with --admin-url and --database-url"
         )
     row = database.one(
@@ -87,7 +87,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
         )
     )
     if row["standby"]:
-        raise ConfigError(f"{where} is a standby, where nothing can be made: give the address of its primary")
+        raise ConfigError(f"{where} is a standby, where nothing can be created: give the address of its primary")
     if row["only"] == "on":
         raise ConfigError(
             f"sessions of {connection.info.user} are read-only (default_transaction_read_only is on for the login, the"
@@ -96,7 +96,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
 
 
 def inspect(connection: database.Connection, plan: Plan) -> Found:
-    """Look at the database, and refuse what no statement of ours can correct."""
+    """Inspect the database, and refuse what no statement of ours can correct."""
     _refuse_missing_schemas(connection, plan)
     row = database.one(
         connection.execute(
@@ -163,7 +163,7 @@ def _unprepared_owners(connection: database.Connection, schemas: Sequence[str]) 
 
 
 def statements(plan: Plan, found: Found | None = None) -> list[Composed]:
-    """List the statements that are left to run; all of them without a look at the database."""
+    """List the statements that are left to run, or all of them if the database was not inspected."""
     app, reader = Identifier(APP_ROLE), Identifier(READER_ROLE)
     return [
         *_roles(plan, found),
@@ -210,7 +210,7 @@ def _grants(plan: Plan, found: Found | None, reader: Identifier) -> Iterator[Com
 
 
 def missing_rights(plan: Plan, found: Found) -> list[str]:
-    """List the rights that the login lacks for the statements, in words."""
+    """Describe the rights that the login lacks for the statements."""
     makes_roles = found.roles < {APP_ROLE, READER_ROLE} or plan.resets_passwords
     makes_schemas = not found.schemas.issuperset(plan.own_schemas)
     return [
@@ -243,13 +243,13 @@ def perform(connection: database.Connection, wanted: Sequence[Composed]) -> None
 
 
 def shown(statement: Composed) -> str:
-    """Format a statement for people, without the digest of a password."""
+    """Format a statement for display, without the digest of a password."""
     head, found, _ = statement.as_string().partition(" PASSWORD ")
     return f"{head}{found}'...'" if found else head
 
 
 def verifier(password: str) -> str:
-    """Compute what the server keeps of a password, so that the password itself is never in a statement or a log."""
+    """Compute the server's verifier of a password, so that the password itself is never in a statement or a log."""
     salt = secrets.token_bytes(16)
     prepared = unicodedata.normalize("NFKC", password).encode()
     salted = hashlib.pbkdf2_hmac("sha256", prepared, salt, _ITERATIONS)

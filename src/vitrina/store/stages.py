@@ -1,4 +1,4 @@
-"""Stage tables of all pipelines in a database: which of them nobody needs any more."""
+"""Find and drop stage tables that are no longer needed, of all pipelines in a database."""
 
 from typing import Any
 from uuid import UUID
@@ -13,7 +13,7 @@ from vitrina.store.database import Connection
 def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = False) -> list[str]:
     """Drop stages whose pipeline was removed, and those that no checkpoint names and no runner works on.
 
-    In another database than the metastore's, only those of pipelines that we know: it may serve several metastores.
+    In another database than the metastore's, drop only those of known pipelines: it may serve several metastores.
     """
     dropped = drop_left_plans(target)
     for stage in list_all(target):
@@ -21,7 +21,7 @@ def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = Fa
             if _drop_if_orphan(metastore, target, stage, remote=remote):
                 dropped.append(stage["name"])
         except psycopg.errors.LockNotAvailable:
-            continue  # somebody uses it after all: the next round will tell
+            continue  # the stage is in use; the next round tries again
     if dropped:
         structlog.get_logger().info("stages.dropped", stages=dropped)
     return dropped
@@ -35,7 +35,7 @@ def hold_plans(target: Connection, pipeline_id: UUID) -> None:
 
 
 def drop_left_plans(target: Connection) -> list[str]:
-    """Drop what plans left whose runner was lost: no session holds it any more."""
+    """Drop the stages of plans whose runner was lost: no session holds them any more."""
     rows = target.execute(
         """
         SELECT left(c.relname, 34) AS plan, c.relname AS name,
@@ -96,7 +96,7 @@ def list_target_connections(metastore: Connection) -> list[str]:
 
 
 def _drop_if_orphan(metastore: Connection, target: Connection, stage: dict[str, Any], *, remote: bool) -> bool:
-    """Drop an orphan. The pipeline's row is locked, so no runner claims it between the second look and the drop."""
+    """Drop an orphan. The pipeline's row is locked, so no runner claims it between the second check and the drop."""
     if not _is_orphan(metastore, target, stage, remote=remote, lock=False):
         return False
     with metastore.transaction():
@@ -116,7 +116,7 @@ def _is_orphan(metastore: Connection, target: Connection, stage: dict[str, Any],
         [pipeline_id],
     ).fetchone()
     if owner is None:
-        # Another metastore's pipeline keeps its checkpoint in our ledger.
+        # A pipeline of another metastore keeps its checkpoint in this database's ledger.
         return not remote and _named_in(target, "ledger", pipeline_id) is None
     if owner["claim_id"] is not None:
         return False

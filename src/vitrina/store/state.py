@@ -1,4 +1,4 @@
-"""The checkpoint row: where the next batch starts. It lives in the target's database and moves only with the data."""
+"""Move the checkpoint row, where the next batch starts. It is in the target's database and moves only with the data."""
 
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ UNKNOWN_DATABASE = "unknown"
 
 
 def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTORE_TABLE) -> Checkpoint:
-    """Take the checkpoint row from every older epoch; from now on a late runner's fence finds nothing."""
+    """Take the checkpoint row from every older epoch; from now on the fence of a late runner matches no row."""
     row = _SEIZE[table.as_string()].fetch_one(
         connection, {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id}
     )
@@ -61,7 +61,7 @@ def advance(
 ) -> None:
     """Move the checkpoint. This fence is the last statement of a transaction that changes target or checkpoint.
 
-    Raise `LeaseLost` when it changes no row: a newer claim holds the checkpoint, and the transaction rolls back.
+    Raise `LeaseLost` if it changes no row: a newer claim holds the checkpoint, and the transaction rolls back.
     """
     changed = _ADVANCE[table.as_string()].execute(
         connection,
@@ -100,16 +100,16 @@ _ADVANCE = {
 
 
 def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint, of: str | None) -> None:
-    """Show in the metastore what the ledger of a remote target, in the database `of`, says.
+    """Copy the ledger of a remote target, in the database `of`, to the metastore for display.
 
-    A run never goes on from it: not into that target, and not into one of that name in the metastore's own database.
+    A run never resumes from the copy, neither into that target nor into one of that name in the metastore's database.
     """
     seize(connection, claim)
     advance(connection, claim, checkpoint.identified(**{MIRROR_OF: of or UNKNOWN_DATABASE}))
 
 
 def find(connection: Connection, pipeline_id: UUID) -> dict[str, Any] | None:
-    """Find the checkpoint row as people see it."""
+    """Find the checkpoint row as users see it."""
     return _FIND.fetch_one(connection, [pipeline_id])
 
 
@@ -131,7 +131,7 @@ def find_reset(connection: Connection, pipeline_id: UUID) -> Checkpoint | None:
 def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = None) -> None:
     """Start from the beginning, or from a cursor value. The caller has made sure that no runner is active.
 
-    From then on the row belongs to no claim: a ledger beside a remote target takes it over with the next claim.
+    Then the row belongs to no claim; the ledger of a remote target takes it over with the next claim.
     """
     connection.execute(
         """
@@ -148,7 +148,7 @@ def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = Non
 
 
 def discard_load(connection: Connection, claim: Claim) -> bool:
-    """Give up this claim's unfinished load. The next claim tells the ledger of a remote target."""
+    """Discard this claim's unfinished load. The next claim updates the ledger of a remote target."""
     return bool(
         connection.execute(
             sql.SQL(
@@ -164,7 +164,7 @@ def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     return _DISCARD_OTHERS.execute(connection, [list(OF_THE_LOAD), claim.pipeline_id, claim.row["holds_target"]])
 
 
-# `Checkpoint.without_load`, in SQL; its parameter is the list of the keys that go.
+# `Checkpoint.without_load`, in SQL; its parameter is the list of the keys to remove.
 _NO_LOAD = sql.SQL(
     """
     segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,

@@ -1,4 +1,4 @@
-"""What a source's catalog tells about its tables: columns, keys, indexes, and who stamps a row when it changes."""
+"""Read a source's catalog: columns, keys, indexes, and which triggers stamp a changed row."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _CLOCK = r"(?:now\s*\(\s*\)|(?:clock|statement|transaction|current)_timestamp)"
 
 @dataclass(frozen=True)
 class Column:
-    """One column, as far as a suggestion needs it."""
+    """Hold one column, as far as a suggestion needs it."""
 
     name: str
     type: str
@@ -26,7 +26,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table or view of a source."""
+    """Hold a table or view of a source."""
 
     schema: str
     name: str
@@ -34,9 +34,9 @@ class Table:
     rows: int
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
-    # Unique, of columns that are never NULL, over all rows: as good as a primary key.
+    # Unique keys over all rows, of columns that are never NULL: as good as a primary key.
     unique_keys: tuple[tuple[str, ...], ...]
-    # Texts of the functions that are called for each row before an UPDATE, and before an INSERT.
+    # Sources of the functions that are called for each row before an UPDATE, and before an INSERT.
     before_update: tuple[str, ...]
     before_insert: tuple[str, ...]
 
@@ -51,11 +51,11 @@ class Table:
         return next((column for column in self.columns if column.name == name), None)
 
     def is_moved_by_trigger(self, column: str) -> bool:
-        """Tell whether a trigger sets the column on UPDATE, whatever the application writes."""
+        """Return whether a trigger sets the column on UPDATE, whatever the application writes."""
         return any(_sets(column, text) for text in self.before_update)
 
     def is_stamped_by_trigger(self, column: str) -> bool:
-        """Tell whether triggers on INSERT and UPDATE both set the column to the database's own time."""
+        """Return whether triggers on INSERT and UPDATE both set the column to the database's own time."""
         return all(any(_stamps(column, text) for text in texts) for texts in (self.before_insert, self.before_update))
 
 
@@ -157,7 +157,7 @@ def _keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
 
 
 def _trigger_functions(connection: Connection, oid: int, event: int) -> tuple[str, ...]:
-    """List the texts of row triggers BEFORE an event, for all rows and columns.
+    """List the sources of row triggers BEFORE an event, for all rows and columns.
 
     `event` is its bit: 4 for INSERT, 16 for UPDATE.
     """

@@ -1,4 +1,4 @@
-"""What a target's database holds beside its marts when it is not the metastore's: the ledger of checkpoints."""
+"""Prepare a target database that is not the metastore's: it holds the ledger of checkpoints next to its marts."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 
 SCHEMA = "etl_stage"
-# Raised with every change below. Newer versions only ever add, so that older runners go on.
+# Increased with every change below. Newer versions only ever add, so that older runners keep working.
 VERSION = 1
 
-# Each does nothing where its work is done: another metastore, or one in this very database, may have been first.
+# Each is idempotent: another metastore, or one in this very database, may have run it first.
 STATEMENTS = (
     """
     CREATE TABLE IF NOT EXISTS etl_stage.ledger (
@@ -43,7 +43,7 @@ _LOCK = 0x5649_5452_4C45_44
 
 
 def prepare(connection: Connection) -> None:
-    """Create the ledger or bring it up to date. If rights are missing, the error has the statements that grant them."""
+    """Create the ledger or update it. If rights are missing, the error has the statements that grant them."""
     if (find_version(connection) or 0) >= VERSION:
         return
     try:
@@ -66,7 +66,7 @@ def _statements(connection: Connection) -> Iterator[Composed]:
 
 
 def find_version(connection: Connection) -> int | None:
-    """Find the version of the ledger. Return None where there is none yet, or one from before versions were counted."""
+    """Find the version of the ledger. Return None if there is none yet, or one from before versions were counted."""
     try:
         row = connection.execute("SELECT max(version) AS version FROM etl_stage.ledger_version").fetchone()
     except (
@@ -98,18 +98,18 @@ def missing_rights(connection: Connection) -> Iterator[str]:
     )
     if not _exists(connection) and not row["creates"]:
         yield f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {login}"
-    # Another installation made them, and has to change them again one day.
+    # Another installation created them, and will have to change them some day.
     for owner in row["owners"] or ():
         yield f"GRANT {Identifier(owner).as_string(connection)} TO {login}"
 
 
 def refuse_unprepared(connection: Connection) -> None:
-    """Raise `FatalError` with the rights that a run would lack. It makes everything else itself."""
+    """Raise `FatalError` with the rights that a run would lack. A run creates everything else itself."""
     statements = list(missing_rights(connection)) if (find_version(connection) or 0) < VERSION else []
     if statements:
         raise FatalError(
-            f"{connection.info.user} may not make the ledger of checkpoints (schema {SCHEMA}) in the target's database;"
-            f" have its administrator run there: {'; '.join(statements)}"
+            f"{connection.info.user} may not create the ledger of checkpoints (schema {SCHEMA}) in the target's"
+            f" database; have its administrator run there: {'; '.join(statements)}"
         )
 
 

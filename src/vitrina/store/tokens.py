@@ -1,4 +1,4 @@
-"""Statements on `etl_api_tokens`: hashes of the tokens that open the API."""
+"""Query `etl_api_tokens`: hashes of API tokens."""
 
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
-# Everything but the hash.
+# Everything except the hash.
 _COLUMNS = sql.SQL("id, name, role, created_at, expires_at, last_used_at, revoked_at")
 
 
@@ -63,7 +63,7 @@ def list_all(connection: Connection) -> list[Row]:
 
 
 def revoke(connection: Connection, name: str) -> Row | None:
-    """Revoke a token. Return None when there is none; revoking it twice changes nothing."""
+    """Revoke a token; a second time changes nothing. Return None if there is none."""
     return connection.execute(
         sql.SQL(
             """

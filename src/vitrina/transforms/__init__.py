@@ -1,4 +1,4 @@
-"""Python steps. A module of steps imports from here the decorators, and what a step may be given or raise."""
+"""Export what a module of Python steps imports: decorators, contexts, and the errors a step may raise."""
 
 from typing import TYPE_CHECKING, Any
 

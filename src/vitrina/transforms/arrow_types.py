@@ -1,7 +1,7 @@
-"""Rows as steps see them: each Postgres type in its natural Arrow type, exactly, or refused by name.
+"""Map each Postgres type to the Arrow type in which steps see its values, exactly, or refuse it by name.
 
-A field's metadata keeps the Postgres type that the column came with, so that a column that no step touches arrives in
-the target as it left the source, precision and all.
+A field's metadata keeps the Postgres type that the column came with. A column that no step touches therefore arrives in
+the target as it left the source, including its precision.
 """
 
 import re
@@ -14,10 +14,10 @@ from vitrina.errors import NotCarried
 from vitrina.ports.schema import Column
 
 TYPE, STAMP = b"vitrina:type", b"vitrina:stamp"
-# Names the first array column of a row that Arrow could not hold; NULL when all is well, missing without arrays.
+# Column that names the first array column of a row that Arrow cannot hold. NULL if all fit; absent without arrays.
 UNFIT = "_vitrina_unfit"
 
-# What the driver hands over exactly, apart from the values that `_refuse_lost` looks for.
+# Types that the driver delivers exactly, apart from the values that `_refuse_lost` detects.
 _SCALARS = {
     "smallint": pa.int16(),
     "integer": pa.int32(),
@@ -40,13 +40,13 @@ _ELEMENTS = {name: kind for name, kind in _SCALARS.items() if not name.startswit
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 
-# Postgres's first day and last moment. The driver wraps what lies beyond (infinity) around to below the first.
+# Postgres's first day and last moment. The driver wraps infinity around to values below the first.
 _FIRST_MICROSECOND = -210_866_803_200_000_000
 _FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905
 _DAY_MICROSECONDS = 86_400_000_000
 
 
-# As people write them; Postgres itself answers with the long names.
+# Short names that users write. Postgres itself answers with the long names.
 _LONG_NAMES = {
     "int": "integer",
     "int2": "smallint",
@@ -64,7 +64,7 @@ _LONG_NAMES = {
 
 
 def long_name(written: str) -> str:
-    """Write a type that a person wrote as `format_type` writes it."""
+    """Convert a type name that a user wrote to the form of `format_type`."""
     base, brackets, _ = written.strip().lower().partition("[")
     return _LONG_NAMES.get(base, base.replace(", ", ",")) + ("[]" if brackets else "")
 
@@ -79,7 +79,7 @@ def is_array(pg_type: str) -> bool:
 
 
 def arrow_type(pg_type: str) -> pa.DataType:
-    """Return the natural Arrow type; text where Arrow has no exact type."""
+    """Return the Arrow type that holds the values exactly, or text if there is none."""
     if is_array(pg_type):
         element = pg_type.removesuffix("[]")
         return pa.list_(_ELEMENTS.get(bare_type(element)) or _decimal(element) or pa.string())
@@ -87,7 +87,7 @@ def arrow_type(pg_type: str) -> pa.DataType:
 
 
 def _decimal(pg_type: str) -> pa.DataType | None:
-    """Return a decimal type for a numeric with a scale; values of a plain numeric each have another scale."""
+    """Return a decimal type for a numeric with a scale, or None for a plain numeric, whose values differ in scale."""
     found = _NUMERIC.fullmatch(pg_type)
     if not found or int(found[1]) > _DECIMAL256_DIGITS or int(found[2]) > int(found[1]):
         return None
@@ -96,19 +96,19 @@ def _decimal(pg_type: str) -> pa.DataType | None:
 
 
 def read_as(pg_type: str) -> str | None:
-    """Choose what a column is cast to where it is read. None: the driver carries it as it is."""
+    """Return the type to cast a column to when it is read, or None if the driver delivers it as it is."""
     if is_array(pg_type):
         return None if bare_type(pg_type.removesuffix("[]")) in _ELEMENTS else "text[]"
     return None if bare_type(pg_type) in _SCALARS else "text"
 
 
 def schema_of(columns: Sequence[Column], stamps: frozenset[str] = frozenset()) -> pa.Schema:
-    """Build the schema that the first step is given."""
+    """Build the schema of the rows that the first step receives."""
     return pa.schema([tagged(column.name, column.type, stamp=column.name in stamps) for column in columns])
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """Create a table without rows; `Schema.empty_table` cannot if a list holds an extension type, such as uuid[]."""
+    """Create a table without rows; `Schema.empty_table` fails if a list holds an extension type, such as uuid[]."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
@@ -125,7 +125,7 @@ def item_field(field: pa.Field) -> pa.Field:
 
 
 def tag_of(field: pa.Field) -> str | None:
-    """Return the Postgres type that the column came with; None when a step made it, or changed its type."""
+    """Return the Postgres type that the column came with, or None if a step made it or changed its type."""
     tag = (field.metadata or {}).get(TYPE)
     if tag is None or arrow_type(tag.decode()) != field.type:
         return None
@@ -137,7 +137,7 @@ def is_stamp(field: pa.Field) -> bool:
 
 
 def naturalise(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Convert the driver's columns to the natural ones. Refuse a value that has no exact form there."""
+    """Convert the driver's columns to the types of `arrow_type`. Refuse a value that has no exact form there."""
     if UNFIT in table.column_names:
         _refuse_unfit(table.column(UNFIT))
     columns = []
@@ -178,7 +178,7 @@ def _parsed(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _refuse_lost(column: pa.ChunkedArray, field: pa.Field) -> None:
-    """Refuse infinity and 24:00, which come out of the driver as other values."""
+    """Refuse infinity and 24:00, which the driver converts to other values."""
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
     if not pa.types.is_temporal(kind):
         return
@@ -197,6 +197,6 @@ def _refuse_lost(column: pa.ChunkedArray, field: pa.Field) -> None:
     if lost:
         what = "24:00" if pa.types.is_time(kind) else "infinity, or a year that Arrow does not reach"
         raise NotCarried(
-            f"column {field.name!r} holds {what}, which Python steps cannot be given: turn it into NULL in the query,"
+            f"column {field.name!r} holds {what}, which Python steps cannot receive: turn it into NULL in the query,"
             " or cast the column to text there"
         )

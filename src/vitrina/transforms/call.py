@@ -1,4 +1,4 @@
-"""Calling a step in the form that it takes: Arrow, row by row, polars or pandas."""
+"""Call a step in the form that it takes: Arrow, row by row, polars or pandas."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -11,19 +11,19 @@ from vitrina.transforms import arrow_types, progress, python_values
 from vitrina.transforms.python_values import Original
 from vitrina.transforms.registry import Form, Registered
 
-# How closely it is known which row a step was at when its process ended.
+# Report progress every so many rows. When a step's process ends, the failing row is known this precisely.
 _ROWS_NOTED = 100
 
-# The step with its parameters filled in.
+# A step with its parameters filled in.
 Bound = Callable[[Any], Any]
 
 
 class WrongResult(TypeError):
-    """A step gave something that is not rows."""
+    """Report that a step returned something other than rows."""
 
 
 class NoRowsToTell(Exception):
-    """A row step gave no row at all, so its columns are unknown."""
+    """Report that a row step returned no row, so that its columns are unknown."""
 
 
 def call_batch(form: Form, bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -35,11 +35,8 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     if batches:
         return batches[0]
-    # Not from empty lists: pyarrow cannot make a list of an extension type, such as uuid[], of one.
+    # Empty lists would not do: pyarrow cannot build a list of an extension type, such as uuid[], from one.
     return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in table.schema.types], schema=table.schema)
-
-
-# --- Arrow -----------------------------------------------------------------------------------------------------
 
 
 def _call_arrow(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,39 +44,36 @@ def _call_arrow(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
     if isinstance(result, pa.Table):
         result = one_batch(result)
     if not isinstance(result, pa.RecordBatch):
-        raise WrongResult(f"it gave {type(result).__name__}, not a pyarrow.RecordBatch")
+        raise WrongResult(f"it returned {type(result).__name__}, not a pyarrow.RecordBatch")
     return normalised(result)
 
 
 def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert to one Arrow type for each kind of value, so that later code has fewer cases to tell apart."""
-    if not any(_plainer(field.type) for field in batch.schema):
+    """Convert to one Arrow type for each kind of value, so that later code has fewer cases to distinguish."""
+    if not any(_plain_type(field.type) for field in batch.schema):
         return batch
     fields, columns = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        kind = _plainer(field.type)
+        kind = _plain_type(field.type)
         fields.append(field.with_type(kind) if kind else field)
         columns.append(column.cast(kind) if kind else column)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _plainer(kind: pa.DataType) -> pa.DataType | None:
-    """Return the plain type for a variant of it; None for what is plain already."""
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the plain type for a variant of it, or None if the type is plain already."""
     if pa.types.is_dictionary(kind):
-        return _plainer(kind.value_type) or kind.value_type
+        return _plain_type(kind.value_type) or kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
     if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind):
-        return pa.list_(_plainer(kind.value_type) or kind.value_type)
+        return pa.list_(_plain_type(kind.value_type) or kind.value_type)
     if pa.types.is_list(kind):
-        element = _plainer(kind.value_type)
+        element = _plain_type(kind.value_type)
         return pa.list_(element) if element else None
     return None
-
-
-# --- rows ------------------------------------------------------------------------------------------------------
 
 
 def call_rows(
@@ -89,12 +83,12 @@ def call_rows(
     expected: pa.Schema | None,
     rejected: list[tuple[int, Exception]],
 ) -> pa.RecordBatch:
-    """Pass one batch through a row step; the rows that it raises on go to `rejected`.
+    """Pass one batch through a row step. Rows on which it raises are added to `rejected`.
 
-    `expected` is the schema of earlier batches: their types are asked for again.
+    `expected` is the schema of earlier batches; its types are requested again.
     """
     hints = expected if expected is not None else _hints(registered, batch.schema)
-    # The rows are gone when collecting begins again: it would go through them all.
+    # By the time collection is enabled again, the rows are freed. Otherwise it would scan all of them.
     with python_values.without_collection():
         made = _through(bound, batch, hints, rejected)
     if made is not None:
@@ -134,12 +128,12 @@ def _called(bound: Bound, given: list[dict[str, Any]], start: int, rejected: lis
     made: list[Any] = []
     rest, failed = iter(given), 0
     while len(made) + failed < len(given):
-        exc: Exception = StopIteration()  # that one ends `extend` without a word
+        exc: Exception = StopIteration()  # `extend` swallows a StopIteration that a step raises
         try:
             made.extend(map(bound, rest))
         except (RunError, ConnectionError, TimeoutError):
             raise
-        except Exception as raised:  # noqa: BLE001 - a step is a stranger's code and may raise anything
+        except Exception as raised:  # noqa: BLE001 - a step is foreign code and may raise anything
             exc = raised
         if len(made) + failed < len(given):
             rejected.append((start + len(made) + failed, exc))
@@ -151,7 +145,7 @@ def _several(made: Any) -> Iterable[dict[str, Any]]:
     if isinstance(made, dict):
         return [made]
     if not isinstance(made, list | tuple) or not all(isinstance(row, dict) for row in made):
-        raise WrongResult(f"it gave {type(made).__name__}: give a dict, None to drop the row, or a list of dicts")
+        raise WrongResult(f"it returned {type(made).__name__}: return a dict, None to drop the row, or a list of dicts")
     return made
 
 
@@ -161,15 +155,12 @@ def _hints(registered: Registered, schema: pa.Schema) -> pa.Schema:
     return pa.schema(list(fields.values()))
 
 
-# --- frames ----------------------------------------------------------------------------------------------------
-
-
 def _call_polars(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
     import polars
 
     result = bound(polars.from_arrow(_for_frames(batch)))
     if not isinstance(result, polars.DataFrame):
-        raise WrongResult(f"it gave {type(result).__name__}, not a polars.DataFrame")
+        raise WrongResult(f"it returned {type(result).__name__}, not a polars.DataFrame")
     return _from_frame(normalised(one_batch(result.to_arrow())), batch.schema)
 
 
@@ -179,13 +170,13 @@ def _call_pandas(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
     # Arrow-backed columns: no copy, and NULL does not turn integers into floats.
     result = bound(_for_frames(batch).to_pandas(types_mapper=pandas.ArrowDtype))
     if not isinstance(result, pandas.DataFrame):
-        raise WrongResult(f"it gave {type(result).__name__}, not a pandas.DataFrame")
+        raise WrongResult(f"it returned {type(result).__name__}, not a pandas.DataFrame")
     made = pa.RecordBatch.from_pandas(result, preserve_index=False).replace_schema_metadata(None)
     return _from_frame(normalised(made), batch.schema)
 
 
 def _for_frames(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert what frames lack to text: uuid, and numbers of more than 38 digits."""
+    """Convert to text what frames lack: uuid, and numbers of more than 38 digits."""
     columns = [
         _as_text(column, field) if _frames_lack(field.type) else column
         for column, field in zip(batch.columns, batch.schema, strict=True)
@@ -207,7 +198,7 @@ def _as_text(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
-    """Restore the Postgres type, which no frame carries, of columns that kept their name and type."""
+    """Restore the Postgres type, which frames do not carry, of columns that kept their name and type."""
     fields, columns = [], []
     for field, column in zip(made.schema, made.columns, strict=True):
         known = before.field(field.name) if before.get_field_index(field.name) >= 0 else None
@@ -218,7 +209,7 @@ def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
 
 
 def _restored(column: pa.Array, known: pa.DataType) -> pa.Array | None:
-    """Restore a column's type; None when the step made something else of the column."""
+    """Restore a column's type, or return None if the step has changed the column's type."""
     if column.type == known:
         return column
     if pa.types.is_timestamp(known) and pa.types.is_timestamp(column.type):

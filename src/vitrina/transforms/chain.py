@@ -1,4 +1,4 @@
-"""The steps of one pipeline, one after the other: running them, holding them to their contract, saying what failed."""
+"""Run the steps of one pipeline in order, enforce their contract, and report what failed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound="BaseModel")
 
 
 class Asked(Protocol):
-    """A step of a task plan, as far as it is known here."""
+    """Describe a step of a task plan, as far as this module needs it."""
 
     @property
     def order_index(self) -> int: ...
@@ -38,13 +38,13 @@ class Asked(Protocol):
 
 @dataclass
 class PlannedStep:
-    """A registered step in its place, with its params read."""
+    """Hold a registered step, its position and its validated params."""
 
     order_index: int
     registered: Registered
     params: "BaseModel | None"
     rule: StepRule = dataclasses.field(default_factory=StepRule)
-    # What its batches look like, once one has been seen: later ones must look the same.
+    # Schema of its batches, once one has been seen; later batches must match it.
     expected: pa.Schema | None = None
     letters: int = 0
 
@@ -70,9 +70,6 @@ class PlannedStep:
         if "context" in self.registered.accepts:
             filled["context"] = context
         return partial(self.registered.function, **filled) if filled else self.registered.function
-
-
-# --- what the plan says, read against the registry -------------------------------------------------------------
 
 
 def plan_steps(tasks: Sequence[Asked], registry: Registry) -> list[PlannedStep]:
@@ -101,7 +98,7 @@ def _plan_step(task: Asked, registry: Registry) -> PlannedStep:
 def _read_rule(ruling: dict[str, Any], where: str) -> StepRule:
     if not ruling:
         return StepRule()
-    # Imported here: most steps say nothing about it, and their workers need no model of a definition.
+    # Imported here, because few steps set it and the other workers do not need the definition's model.
     from vitrina.definition import ErrorRule
 
     return StepRule(**_read(ErrorRule, ruling, where).model_dump())
@@ -143,30 +140,27 @@ def _read(model: type[Model], given: dict[str, Any], where: str) -> Model:
         raise Invalid("; ".join(error.message for error in found), found) from None
 
 
-# --- running ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Passed:
-    """A batch after the last step, and the rows that were rejected."""
+    """Hold a batch after the last step, and the rows that were rejected."""
 
     batch: pa.RecordBatch
     letters: tuple[DeadLetter, ...] = ()
-    # Of the rows that are watched for, those that came through.
+    # Watched rows that passed the steps in this batch.
     delivered: frozenset[str] = frozenset()
-    # Positions, among the rows that came, of those that the steps left out without rejecting them.
+    # Positions in the input of rows that the steps dropped without rejecting them.
     filtered: tuple[int, ...] = ()
 
 
 class Chain:
-    """Run the steps of one run. `key`: columns that must be there, without NULL, after the last step."""
+    """Run the steps of one run. The columns of `key` must exist, without NULL, after the last step."""
 
     def __init__(self, steps: Sequence[PlannedStep], context: StepContext, *, key: Sequence[str] = ()) -> None:
         self.steps = list(steps)
         self.key = tuple(key)
-        # Rows that were left behind, by name. None: nobody wants to know whether they come again.
+        # Keys of rows that were rejected; None if it does not matter whether they pass later.
         self.watched: set[str] | None = None
-        # Whether it matters which rows the steps leave out, and that they change no key.
+        # Whether to record which rows the steps drop, and to check that they change no key.
         self.notes_filtered = False
         self._context = context
 
@@ -184,7 +178,7 @@ class Chain:
     def _filtered(
         self, came: pa.RecordBatch, made: pa.RecordBatch, letters: Sequence[DeadLetter], number: int
     ) -> tuple[int, ...]:
-        """Find rows that were left out. None is, as long as a rejected row could be any of them."""
+        """Find rows that the steps dropped. Return none if a rejected row could be any of them."""
         before, after = self._keys_of(came), set(self._keys_of(made))
         if strange := after.difference(before):
             raise StepFailed(
@@ -202,9 +196,9 @@ class Chain:
         return [tuple(str(row[name]) for name in self.key) for row in python_values.rows_of(batch.select(self.key))]
 
     def _delivered(self, came: pa.RecordBatch, made: pa.RecordBatch, letters: Sequence[DeadLetter]) -> frozenset[str]:
-        """Find watched rows that came through now.
+        """Find watched rows that passed now.
 
-        A row is named by the part of the key that it had where it was rejected, because steps may make the rest.
+        A row is identified by the part of the key that it had when it was rejected, because steps may make the rest.
         """
         if self.watched is None:
             return frozenset()
@@ -217,21 +211,21 @@ class Chain:
         return {self._name_of(row, 0, 0) for row in python_values.rows_of(batch.select(key))} if key else set()
 
     def trace(self, table: pa.Table, letters: list[DeadLetter] | None = None) -> list[pa.RecordBatch]:
-        """Return the input and the output of each step. Rows are rejected only when the caller gives `letters`."""
+        """Return the input and the output of each step. Rows are rejected only if the caller passes `letters`."""
         stages = [call.one_batch(table)]
         for step in self.steps:
             stages.append(self._run(step, stages[-1], 0, letters))
         return stages
 
     def discover(self, sample: pa.Table, number: int) -> pa.Schema:
-        """Run the steps on a sample to learn the columns after the last step. A row that fails here is ignored."""
+        """Run the steps on a sample to learn the columns after the last step. Rows that fail here are ignored."""
         batch = call.one_batch(sample)
         for step in self.steps:
             rejected: list[Rejection] = []
             made = self._attempt(step, batch, rejected)
             if rejected and not made.num_rows:
                 raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
-            batch = _held(step, made, number)
+            batch = _with_expected_schema(step, made, number)
         return batch.schema
 
     def _run(
@@ -246,10 +240,10 @@ class Chain:
             if step.rule.on_error == "fail" or letters is None:
                 raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
             self._leave_behind(step, number, batch, rejected, letters)
-        return _held(step, made, number)
+        return _with_expected_schema(step, made, number)
 
     def _attempt(self, step: PlannedStep, batch: pa.RecordBatch, rejected: list[Rejection]) -> pa.RecordBatch:
-        """Pass the batch through the step; collect the rows that it raises on."""
+        """Pass the batch through the step; collect the rows on which it raises."""
         progress.note(step.order_index, batch.num_rows)
         bound = step.bind(self._context)
         try:
@@ -301,12 +295,12 @@ class Chain:
         for name in self.key:
             index = batch.schema.get_field_index(name)
             if index < 0:
-                raise BadKey(f"the key column {name!r} is gone behind the steps: keep it, or change target_key")
+                raise BadKey(f"the key column {name!r} is missing after the steps: keep it, or change target_key")
             column = batch.column(index)
             if column.null_count:
                 position = pc.index(column.is_null(), True).as_py()
                 raise BadKey(
-                    f"the key column {name!r} is NULL in {column.null_count} row(s) of batch {number} behind the steps,"
+                    f"the key column {name!r} is NULL in {column.null_count} row(s) of batch {number} after the steps,"
                     f" for example in {masking.masked(_row(batch, position))}: drop such rows, or fill the column"
                 )
 
@@ -320,7 +314,7 @@ def _joined(step: PlannedStep, parts: Sequence[pa.RecordBatch], before: pa.Recor
     return call.one_batch(pa.Table.from_batches(alike))
 
 
-def _held(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
+def _with_expected_schema(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
     batch = same_schema.require_same_schema(str(step), made, step.expected, number)
     step.expected = batch.schema
     return batch
@@ -333,7 +327,7 @@ def _failure(step: PlannedStep, number: int, batch: pa.RecordBatch, position: in
 
 
 def _in_context(step: PlannedStep, number: int, exc: Exception) -> RunError:
-    """Name step and batch in the message. An error that a step raised on purpose keeps its meaning: retry, or stop."""
+    """Add step and batch to the message. An error that a step raised on purpose keeps its class: retry, or stop."""
     if isinstance(exc, RunError):
         return type(exc)(f"{step} in batch {number}: {exc.message}")
     return StepFailed(f"{step} in batch {number}: {exc}")

@@ -1,4 +1,4 @@
-"""What a step or a source may know about the run that it works for."""
+"""Define what a step or a source may know about its run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,22 +19,22 @@ def _no_reference(query: str) -> "pa.Table":
 
 @dataclass
 class StepContext:
-    """Handed to a step that has a parameter named `context`."""
+    """Hold what is passed to a step that has a parameter named `context`."""
 
     pipeline: str = ""
     run_id: UUID = field(default_factory=lambda: UUID(int=0))
-    # One moment for the whole run: two batches of it must not disagree.
+    # One moment for the whole run, so that its batches agree.
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     batch_no: int = 0
     # The operator's VITRINA_HASH_KEY.
     hash_key: bytes | None = field(default=None, repr=False)
-    # Runs a query with the rights of a source query; the answer is kept for the run.
+    # Runs a query with the rights of a source query; the result is kept for the run.
     reference: Callable[[str], "pa.Table"] = field(default=_no_reference, repr=False)
 
 
 @dataclass
 class SourceContext:
-    """Handed to a source. What `checkpoint` holds when a batch is yielded is stored with it, in one transaction."""
+    """Hold what is passed to a source. The value of `checkpoint` at each yield is stored with the batch atomically."""
 
     checkpoint: Any = None
     pipeline: str = ""
@@ -43,6 +43,6 @@ class SourceContext:
     mode: str = "full"
     batch_size: int = 5000
     params: "BaseModel | None" = None
-    # A range that was asked for with the run; the stored checkpoint stays where it is.
+    # A range that was requested with the run; the stored checkpoint does not move.
     since: str | None = None
     until: str | None = None

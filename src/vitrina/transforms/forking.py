@@ -1,4 +1,4 @@
-"""Workers that are forked from a template, as the runner sees them."""
+"""Fork workers from a template process, as seen from the runner."""
 
 import fnmatch
 import json
@@ -17,10 +17,10 @@ import structlog
 
 _MODULE = "vitrina.transforms.template"
 STEPS = ("vitrina.transforms.worker",)
-# What its imports may take on a machine that is busy.
+# How long the template's imports may take on a busy machine.
 _READY_SECONDS = 60.0
 
-# What any program needs to find its files, its language and its time zone. Nothing else is inherited.
+# Variables that any program needs to find its files, its language and its time zone. Nothing else is inherited.
 _PLAIN_NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LC_*"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS"),
@@ -30,7 +30,7 @@ _PLAIN_NAMES = (
 
 
 def environment_of(names: Iterable[str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Choose the variables that a worker is started with."""
+    """Choose the environment variables of a worker."""
     patterns = (*_PLAIN_NAMES, *names)
     return {
         name: value
@@ -40,11 +40,11 @@ def environment_of(names: Iterable[str], inherited: Mapping[str, str] = os.envir
 
 
 class NoTemplate(Exception):
-    """Nothing can be forked: the process is not there, or cannot be trusted with it."""
+    """Report that no worker can be forked: the template has ended or cannot be trusted."""
 
 
 class Forked:
-    """A worker and processes that a step started: they share its session. Its parent, the template, tells its end."""
+    """Represent a worker and the processes that a step started in its session. The template reports its end."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -59,7 +59,7 @@ class Forked:
     def kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        if not self._ended.is_set():  # a number that was freed may be another's
+        if not self._ended.is_set():  # a freed process ID may belong to another process
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -69,7 +69,7 @@ class Forked:
 
 
 class Group:
-    """A worker, and processes that it started: they share its session."""
+    """Represent a worker and the processes that it started in its session."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -85,11 +85,11 @@ class Group:
 
 
 class Template:
-    """The process that workers are forked from, for one environment, at the other end of a socket."""
+    """Represent the process that workers of one environment are forked from, at the other end of a socket."""
 
     def __init__(self, control: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self._control = control
-        # None: it was forked for us, and ends with the socket.
+        # None if it was forked for this process; then it ends with the socket.
         self._process = process
         self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -118,11 +118,11 @@ class Template:
         return self._process.pid if self._process else None
 
     def fork(self, descriptors: Sequence[int]) -> Forked:
-        """Start a worker that has these descriptors: its own, then that of its output."""
+        """Start a worker with these descriptors: its own, then the one of its output."""
         return self._forked(b"f", descriptors)
 
     def branch(self) -> socket.socket:
-        """Fork the template itself, for a process that will fork workers from it; it ends with the socket."""
+        """Fork the template itself, for a process that will fork workers from it. The fork ends with the socket."""
         ours, theirs = _pair()
         with theirs:
             self._forked(b"t", [theirs.fileno()])
@@ -137,7 +137,7 @@ class Template:
             return self._workers[self._answer()["pid"]]
 
     def close(self) -> None:
-        """End the template, and workers that are still at work: nobody would tell their end any more."""
+        """End the template and its running workers, whose end would no longer be reported."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         if self._process:
@@ -169,7 +169,7 @@ class Template:
                 self._workers[said["pid"]] = Forked(said["pid"])
             self._answers.put(said)
         self._answers.put(None)
-        for left in self._workers.values():  # nobody tells their end any more
+        for left in self._workers.values():  # their end is no longer reported
             left.kill()
             left.ended(-signal.SIGKILL)
         self._control.close()
@@ -186,9 +186,9 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Templates:
-    """The process that workers are forked from, made when the first one is needed. Only runners keep one.
+    """Keep the process that workers are forked from, starting it when the first is needed. Only runners keep one.
 
-    `modules`: what it imports; the first has the workers' `main`.
+    It imports `modules`; the first has the workers' `main`.
     """
 
     def __init__(self, modules: Sequence[str] = STEPS) -> None:
@@ -205,9 +205,9 @@ class Templates:
         self.are_kept = True
 
     def fork(self, theirs: Sequence[int], environment: dict[str, str], more: Sequence[str] = ()) -> Forked | None:
-        """Fork a worker; None where a process of its own is to be started instead.
+        """Fork a worker, or return None if the caller has to start a process instead.
 
-        `more`: modules for a process that is made now.
+        If the template is started now, it imports the modules in `more` too.
         """
         if not self.are_kept:
             return None
@@ -219,7 +219,10 @@ class Templates:
             return None
 
     def branch(self, environment: dict[str, str]) -> socket.socket:
-        """Fork the process itself for another one, see `adopt`; where there is none, nobody is at the other end."""
+        """Fork the template for another process; see `adopt`.
+
+        Without a template, return a socket whose peer is closed.
+        """
         with self._making:
             made = self._made
         if made is not None and made[0] == environment:
@@ -230,7 +233,7 @@ class Templates:
         return ours
 
     def adopt(self, environment: dict[str, str], control: socket.socket) -> None:
-        """Fork workers from what another process has branched off for us."""
+        """Fork workers from a template that another process has branched off for this one."""
         with self._making, suppress(NoTemplate):
             self._made = environment, Template(control)
             self.are_kept = True

@@ -1,4 +1,4 @@
-"""Finding the rows that a batch step fails on: a batch that fails is halved until they stand alone."""
+"""Find the rows that a batch step fails on, by halving a failed batch until they are isolated."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from vitrina.transforms.call import WrongResult
 
 Rejection = tuple[int, Exception]
 
-# What has nothing to do with single rows.
+# Errors that do not depend on single rows.
 NOT_ABOUT_ROWS = (RunError, WrongResult, ConnectionError, TimeoutError)
 
 
 class Isolation:
-    """One batch's way through one step."""
+    """Pass one batch through one step."""
 
     def __init__(self, step: Callable[[pa.RecordBatch], pa.RecordBatch], *, first_only: bool) -> None:
         self._step = step
@@ -23,12 +23,12 @@ class Isolation:
         self.rejected: list[Rejection] = []
 
     def run(self, batch: pa.RecordBatch, start: int = 0) -> Exception | None:
-        """Return the error that the batch as a whole failed with; the rows at fault are in `rejected`."""
+        """Return the error with which the whole batch failed. Rows that cause errors are added to `rejected`."""
         try:
             self.parts.append(self._step(batch))
         except NOT_ABOUT_ROWS:
             raise
-        except Exception as exc:  # noqa: BLE001 - a step is a stranger's code and may raise anything
+        except Exception as exc:  # noqa: BLE001 - a step is foreign code and may raise anything
             if batch.num_rows == 1:
                 self.rejected.append((start, exc))
             elif batch.num_rows and not (self._first_only and self.rejected):

@@ -1,15 +1,15 @@
-"""What may be said about a row in an error message: its shape, never its values."""
+"""Describe a row in an error message by its shape, without its values."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _MAX_COLUMNS = 30
-# Shorter texts are found everywhere, and give nothing away.
+# Shorter texts occur everywhere and reveal nothing.
 _SHORTEST_SECRET = 3
 
 
 def masked(row: Mapping[str, Any]) -> str:
-    """Write the shape of a row: `id=<int>, title=<str of 12>, rating=NULL`."""
+    """Format the shape of a row: `id=<int>, title=<str of 12>, rating=NULL`."""
     shown = [f"{name}={_shape(value)}" for name, value in list(row.items())[:_MAX_COLUMNS]]
     return ", ".join(shown) + (", ..." if len(row) > _MAX_COLUMNS else "")
 
@@ -23,7 +23,7 @@ def _shape(value: Any) -> str:
 
 
 def scrubbed(text: str, row: Mapping[str, Any]) -> str:
-    """Remove from the message of an exception the values of the row that it is about."""
+    """Remove the values of a row from the message of an exception about it."""
     for secret in sorted(_texts(row.values()), key=len, reverse=True):
         text = text.replace(secret, "***")
     return " ".join(text.split())

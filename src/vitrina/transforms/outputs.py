@@ -1,4 +1,4 @@
-"""What to select, so that the driver carries every value exactly. Apart from `arrow_types`: workers load no driver."""
+"""Build the SELECT list with which the driver delivers every value exactly. Kept apart, as workers load no driver."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from vitrina.transforms.arrow_types import UNFIT, is_array, read_as
 
 
 def outputs(columns: Sequence[Column]) -> list[Composable]:
-    """Select each column as it is read; with arrays, UNFIT names the column of a row that the driver cannot carry."""
+    """Select each column as it is read. With arrays, UNFIT names the column of a row that the driver cannot deliver."""
     unfit = [
         SQL("WHEN {} THEN {}").format(_odd_array(column.name), Literal(column.name))
         for column in columns
@@ -30,5 +30,5 @@ def _output(column: Column) -> Composable:
 
 
 def _odd_array(name: str) -> Composable:
-    """Detect an array of two dimensions, which the driver would flatten silently, or of bounds that stop the driver."""
+    """Detect an array that the driver would flatten silently (two dimensions) or fail on (unusual bounds)."""
     return SQL("(pg_catalog.array_ndims(q.{0}) > 1 OR pg_catalog.array_lower(q.{0}, 1) <> 1)").format(Identifier(name))

@@ -1,4 +1,4 @@
-"""Between the reader and the stage: rows in their natural types, through the steps, into the types of the stage."""
+"""Pass the reader's rows through the steps and convert them to the types of the stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,45 +16,45 @@ from vitrina.transforms.to_target import Landing
 
 @dataclass(frozen=True)
 class Taken:
-    """A batch that is ready to be staged."""
+    """Hold a batch that is ready to be staged."""
 
     table: pa.Table
     letters: tuple[DeadLetter, ...] = ()
     delivered: frozenset[str] = frozenset()
-    # Positions of rows that the steps left out, where it was asked for.
+    # Positions of rows that the steps dropped, if requested.
     filtered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What was found out about the steps of a run, for another process that runs them too."""
+    """Hold what was learned about the steps of a run, for another process that runs them too."""
 
-    # The columns after each step; empty where no row came to tell.
+    # The columns after each step; empty if no row passed.
     expected: tuple[pa.Schema, ...]
     landings: dict[str, Landing]
     key: tuple[str, ...]
 
 
 class RunsSteps(Protocol):
-    """Where the steps of a run are run: in this process, or in workers."""
+    """Define how the steps of a run are run: in this process, or in workers."""
 
-    # Columns that must be there, without NULL, behind the last step.
+    # Columns that must exist, without NULL, after the last step.
     key: tuple[str, ...]
-    # Rows that were left behind, by name. None: nobody wants to know whether they come again.
+    # Keys of rows that were rejected; None if it does not matter whether they pass later.
     watched: set[str] | None
-    # Whether it matters which rows the steps leave out.
+    # Whether to record which rows the steps drop.
     notes_filtered: bool
-    # How each column is staged; known once the columns behind the last step are.
+    # How each column is staged; set once the columns after the last step are known.
     landings: dict[str, Landing]
-    # How many batches may be on their way through the steps at once.
+    # How many batches may pass through the steps at once.
     parallel: int
 
-    # Whether there are any: rows may only have to be converted.
+    # False if rows only have to be converted.
     @property
     def has_steps(self) -> bool: ...
 
     def discover(self, sample: pa.Table) -> pa.Schema:
-        """Learn the columns after the last step. Raise NoRowsToTell when no row came through."""
+        """Learn the columns after the last step. Raise NoRowsToTell if no row passed."""
         ...
 
     def take(self, table: pa.Table, number: int) -> Taken: ...
@@ -64,7 +64,7 @@ class RunsSteps(Protocol):
     def learned(self) -> Learned: ...
 
     def adopt(self, learned: Learned) -> None:
-        """Take over what another process found out."""
+        """Take over what another process learned."""
         ...
 
     def rejected(self) -> dict[int, int]:
@@ -72,12 +72,12 @@ class RunsSteps(Protocol):
         ...
 
     def close(self) -> None:
-        """End what is running; called from another thread."""
+        """End what is running. Called from another thread."""
         ...
 
 
 class OwnSteps:
-    """The steps of one run, run in this process."""
+    """Run the steps of one run in this process."""
 
     parallel = 0
 
@@ -86,7 +86,7 @@ class OwnSteps:
     ) -> None:
         self._schema = schema
         self._chain = chain
-        # Whether rows come in their natural types, and whether the target takes them in these.
+        # Whether the reader delivers, and the target accepts, the types of `arrow_types.arrow_type`.
         self._comes_natural = comes_natural
         self._stays_natural = stays_natural
         self.landings: dict[str, Landing] = {}
@@ -146,7 +146,7 @@ class OwnSteps:
         strange = set(passed.batch.schema.names) ^ set(self.landings)
         if strange and passed.batch.num_rows:
             raise StepFailed(
-                f"the steps give other columns in batch {number} than were found out before the load"
+                f"the steps give other columns in batch {number} than were found before the load"
                 f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
             )
         if not passed.batch.num_rows:
@@ -154,7 +154,7 @@ class OwnSteps:
         return Taken(self._landed(passed.batch), passed.letters, passed.delivered, passed.filtered)
 
     def _landed(self, batch: pa.RecordBatch) -> pa.Table:
-        """Convert the rows to the form that the target takes."""
+        """Convert the rows to the form that the target accepts."""
         if not batch.num_rows:
             return pa.table({})
         return pa.Table.from_batches([batch]) if self._stays_natural else to_target.to_stage(batch, self.landings)
@@ -163,20 +163,20 @@ class OwnSteps:
         """Do nothing: steps in this process end by themselves."""
 
     def _naturalise(self, table: pa.Table) -> pa.Table:
-        """Convert to natural types what was read; a result without a single row comes without columns."""
+        """Convert what was read to the types of the schema. A result without rows comes without columns."""
         if not table.num_rows:
             return arrow_types.no_rows(self._schema)
         return table if self._comes_natural else arrow_types.naturalise(table, self._schema)
 
 
 class StepPipeline:
-    """The steps of one run, fitted between a source's rows and a target. There may be none: rows are only converted."""
+    """Run the steps of one run between a source's rows and a target. Without steps, rows are only converted."""
 
     def __init__(self, schema: pa.Schema, steps: RunsSteps, giver: str = "the source") -> None:
         self._schema = schema
         self._giver = giver
         self.steps = steps
-        # Columns that differ in every run by nature: a row is not written anew because of them.
+        # Columns that differ in every run by design; a row is not rewritten because of them.
         self.stamps: frozenset[str] = frozenset()
 
     @property
@@ -189,7 +189,7 @@ class StepPipeline:
         missing = [name for name in wanted_key or () if name not in schema.names]
         if missing:
             given = f"they give: {', '.join(schema.names)}"
-            where = f"there behind the steps ({given})" if self.steps.has_steps else f"given by {self._giver}"
+            where = f"there after the steps ({given})" if self.steps.has_steps else f"given by {self._giver}"
             raise TargetMismatch(f"target_key column {missing[0]!r} is not {where}")
         settled = to_target.settle(schema, known)
         self.steps.landings = to_target.landings(schema, settled)
@@ -203,10 +203,10 @@ class StepPipeline:
             return self._guess(known)
 
     def _guess(self, known: Known | None) -> pa.Schema:
-        """Assume, when no row came through a row step, that columns keep their names, as far as the target has them."""
+        """Assume, if no row passed a row step, that columns keep their names, as far as the target has them."""
         if known is None:
             raise StepFailed(
-                "no row came through the steps, so nobody can tell which columns they make: create the target table, or"
+                "no row came through the steps, so the columns they make are unknown: create the target table, or"
                 " name the columns in @transform(columns=...)"
             ) from None
         names = {field.name for field in self._schema} | set(known.primary_key)

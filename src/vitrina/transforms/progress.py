@@ -1,4 +1,4 @@
-"""Which step is at which rows: kept where it can still be read after the process that ran the step has ended."""
+"""Record which rows a step is processing, in memory that outlives the process which runs the step."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ SIZE = FIELDS * 8
 
 
 class Place(NamedTuple):
-    """Order index of a step, and the rows of its batch that it was given last; rows count from 1, 0 is none."""
+    """Hold the order index of a step and the rows of its batch that it received last, counted from 1; 0 is none."""
 
     order_index: int
     first_row: int
@@ -18,18 +18,18 @@ _place = memoryview(bytearray(SIZE)).cast("q")
 
 
 def keep_in(memory: memoryview) -> None:
-    """Write progress from now on into this memory, which another process reads."""
-    global _place  # noqa: PLW0603 - one for the process, which runs one step at a time
+    """Write progress to this memory from now on. Another process reads it."""
+    global _place  # noqa: PLW0603 - one per process, which runs one step at a time
     _place = memory.cast("q")
 
 
 def note(order_index: int, rows: int) -> None:
-    """Note that a step is given a batch of this many rows."""
+    """Record that a step receives a batch of this many rows."""
     _place[0], _place[1], _place[2] = order_index, min(1, rows), rows
 
 
 def narrow(first_row: int, last_row: int) -> None:
-    """Note that the running step is given these rows of its batch."""
+    """Record that the running step receives these rows of its batch."""
     _place[1], _place[2] = first_row, last_row
 
 

@@ -1,4 +1,4 @@
-"""Columns as Python values and back: natural values for row steps, and never a silent conversion on the way home."""
+"""Convert columns to Python values for row steps and back, without silent conversions."""
 
 import gc
 import json
@@ -21,21 +21,18 @@ import pyarrow as pa
 from vitrina.errors import NotCarried
 from vitrina.transforms import arrow_types
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - added to what has no zone
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - added to values without a zone
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _JSON_TYPES = ("json", "jsonb")
 
 
 class Unfit(ValueError):
-    """The values are not of one type that a column can have."""
-
-
-# --- to Python -----------------------------------------------------------------------------------------------------
+    """Report values that have no common type that a column could have."""
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Convert to one dict a row: Decimal for numeric, aware datetimes, UUID, lists, parsed json."""
+    """Convert to one dict per row: Decimal for numeric, aware datetimes, UUID, lists, parsed json."""
     return rows_from(values_of(batch), batch.schema)
 
 
@@ -50,7 +47,7 @@ def rows_from(columns: list[list[Any]], schema: pa.Schema) -> list[dict[str, Any
 
 @lru_cache(64)
 def _row_maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[dict[str, Any]]]:
-    """Generate `{"id": v0, "title": v1}`: a dict of known keys is made in half the time of dict(zip(...))."""
+    """Generate code like `{"id": v0, "title": v1}`: a dict of known keys takes half the time of dict(zip(...))."""
     variables = [f"v{place}" for place in range(len(names))]
     pairs = ", ".join(f"{name!r}: {variable}" for name, variable in zip(names, variables, strict=True))
     text = f"lambda columns: [{{{pairs}}} for {', '.join(variables)}, in zip(*columns, strict=True)]"
@@ -60,7 +57,7 @@ def _row_maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[dict[
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable garbage collection. Scanning a batch of live rows again and again takes longer than making it."""
+    """Disable garbage collection. Repeated scans of a batch of live rows take longer than building it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -71,7 +68,7 @@ def without_collection() -> Iterator[None]:
 
 
 def to_python(column: pa.Array, field: pa.Field) -> list[Any]:
-    """Convert one column. This is much faster than `to_pylist` where Arrow makes an object of each value first."""
+    """Convert one column. This is much faster than `to_pylist`, which makes an Arrow object of many values first."""
     tag = arrow_types.tag_of(field) or ""
     if pa.types.is_list(column.type):
         return _lists(column, arrow_types.item_field(field))
@@ -117,12 +114,12 @@ def _each(convert: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
 
 
 def _each_of(column: pa.Array, convert: Callable[[Any], Any], values: list[Any]) -> list[Any]:
-    """Convert each value of a column; one without NULL is not searched for NULL."""
+    """Convert each value of a column. Values are checked for NULL only if the column has any."""
     return _each(convert, values) if column.null_count else list(map(convert, values))
 
 
 class JsonNull:
-    """The value `null` of a json column, which is not the same as no value. False in conditions."""
+    """Represent the value `null` of a json column, which is not the same as no value. It is false in conditions."""
 
     def __bool__(self) -> bool:
         return False
@@ -150,7 +147,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _uuids(column: pa.Array) -> list[Any]:
-    """Convert from the bytes in the buffer; an Arrow object for each value would take longer than the rest."""
+    """Convert from the bytes in the buffer; creating an Arrow object for each value takes longer than the rest."""
     storage = column.storage
     if storage.null_count == len(storage):
         return [None] * len(storage)
@@ -163,7 +160,7 @@ def _uuids(column: pa.Array) -> list[Any]:
 
 
 def _made_uuids(numbers: list[int]) -> list[UUID]:
-    """Create UUIDs as UUID(int=...) would, whose checks take several times as long."""
+    """Create UUIDs without the checks of UUID(int=...), which take several times as long."""
     made = list(map(_NEW, repeat(UUID, len(numbers))))
     deque(map(_SET_INT, made, numbers), maxlen=0)
     deque(map(_SET_SAFETY, made, repeat(_UNKNOWN)), maxlen=0)
@@ -176,7 +173,7 @@ _SET_INT, _SET_SAFETY = (UUID.__dict__[name].__set__ for name in ("int", "is_saf
 
 
 def uuids_of(texts: Iterable[str | None]) -> pa.Array:
-    """Parse texts as UUIDs. Raise ValueError when one is none."""
+    """Parse texts as UUIDs. Raise ValueError if one is invalid."""
     return pa.array(_each(UUID, texts), pa.uuid())
 
 
@@ -186,7 +183,7 @@ def _decimals(column: pa.Array) -> list[Any]:
 
 def _timestamps(column: pa.Array) -> list[Any]:
     epoch = _EPOCH_UTC if column.type.tz else _EPOCH
-    # A finer unit than Python has is refused by the cast, not cut off.
+    # The cast refuses a finer unit than Python has, rather than truncating it.
     microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
     if column.null_count:
         return [None if value is None else epoch + timedelta(0, 0, value) for value in microseconds]
@@ -210,16 +207,13 @@ _DECODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[
 )
 
 
-# --- and back ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Original:
-    """A column as it was before a step, and the values that the step was given of it."""
+    """Hold a column as it was before a step, and the values that the step received from it."""
 
     column: pa.Array
     field: pa.Field
-    # Of lists, their items and their lengths: the step may change a list itself.
+    # For lists, their items and lengths, because the step may change a list in place.
     values: list[Any]
     lengths: list[int | None] | None = None
 
@@ -230,7 +224,7 @@ class Original:
         return cls(column, field, _items(values), _lengths(values))
 
     def is_left_alone(self, values: list[Any], hint: pa.Field | None) -> bool:
-        """Tell whether the step returned the same immutable objects, so that the column need not be rebuilt."""
+        """Return whether the step returned the same immutable objects, so that the column need not be rebuilt."""
         if hint is None or not hint.equals(self.field, check_metadata=True) or not self._is_immutable():
             return False
         if self.lengths is not None:
@@ -259,7 +253,7 @@ def _lengths(lists: list[Any]) -> list[int | None]:
 def batch_of(
     rows: Sequence[dict[str, Any]], hints: pa.Schema, originals: Mapping[str, Original] | None = None
 ) -> pa.RecordBatch:
-    """Build columns from rows that all have the same keys. `hints`: fields that a column of that name should have."""
+    """Build columns from rows that all have the same keys. `hints` are the preferred fields by name."""
     fields, columns = [], []
     for name, values in _by_name(rows).items():
         hint = hints.field(name) if hints.get_field_index(name) >= 0 else None
@@ -294,7 +288,7 @@ def _difference(wanted: list[str], found: list[str]) -> str:
 
 
 def column_of(values: list[Any], name: str, hint: pa.Field | None) -> tuple[pa.Array, pa.Field]:
-    """Build a column as the hint says where the values are of that type, else by what they are."""
+    """Build a column of the hinted type if the values are of that type, otherwise of the type they have."""
     if hint is not None and not pa.types.is_null(hint.type):
         column = _as_hinted(values, hint)
         if column is not None:
@@ -303,9 +297,9 @@ def column_of(values: list[Any], name: str, hint: pa.Field | None) -> tuple[pa.A
 
 
 def _as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
-    """Build a column of the hinted type; None when the step has changed the type.
+    """Build a column of the hinted type, or return None if the step has changed the type.
 
-    Arrow itself would cut 1.5 down to 1 for an integer column.
+    Arrow itself would truncate 1.5 to 1 for an integer column.
     """
     tag = arrow_types.tag_of(hint) or ""
     if pa.types.is_list(hint.type):
@@ -319,7 +313,7 @@ def _as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
     try:
         return pa.array(values, hint.type)
     except (pa.ArrowInvalid, OverflowError):
-        return None  # too large, or with more digits than the type has
+        return None  # too large, or with more digits than the type allows
 
 
 def _encoder(tag: str, kind: pa.DataType) -> Callable[[Any], str] | None:
@@ -376,7 +370,7 @@ _CLASSES: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type]], ...] = (
 
 
 def _zones_fit(values: list[Any], kind: pa.DataType) -> bool:
-    """Tell whether zones match: a time without a zone is not one of UTC, and a zone may not get lost."""
+    """Return whether zones match: a time without a zone is not UTC, and a zone must not get lost."""
     if not pa.types.is_timestamp(kind):
         return True
     aware = kind.tz is not None
@@ -401,7 +395,7 @@ def _by_values(values: list[Any], name: str) -> tuple[pa.Array, pa.Field]:
 
 
 def _field_for(values: list[Any], classes: set[type], name: str) -> pa.Field | None:
-    """Choose the field that loses nothing of the values; None leaves it to Arrow."""
+    """Choose the field that preserves the values exactly, or return None to let Arrow choose."""
     if not classes:
         return pa.field(name, pa.null())
     if classes == {Decimal} or (Decimal in classes and classes <= {Decimal, int}):
@@ -454,7 +448,7 @@ def _encode_json(value: Any) -> str:
 
 
 def json_text_of(value: Any) -> str:
-    """Write JSON; values that JSON lacks become text."""
+    """Write JSON; values of types that JSON lacks become text."""
     return _encode_json(_readable(value))
 
 

@@ -1,4 +1,4 @@
-"""Which Python steps there are: functions registered by name. The database only ever holds such a name."""
+"""Register Python steps by name. The database only ever holds such names."""
 
 import hashlib
 import importlib
@@ -27,14 +27,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Registered:
-    """A step or a source."""
+    """Hold a registered step or source."""
 
     name: str
     kind: Literal["transform", "source"]
     form: Form
     function: Callable[..., Any] = field(repr=False)
     params: "type[BaseModel] | None" = None
-    # Types of columns that a row step makes: needed where a batch may have no value in them.
+    # Types of columns that a row step makes, for batches that have no value in them.
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,7 +51,7 @@ class Registered:
 
     @property
     def digest(self) -> str:
-        """Changes with the code: a load that one version began is not finished by another."""
+        """Return a digest of the code: a load that one version began is not finished by another."""
         try:
             text = inspect.getsource(self.function)
         except (OSError, TypeError):
@@ -60,7 +60,7 @@ class Registered:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is a part of Vitrina: such code is trusted with the process that runs it."""
+        """Return whether it is part of Vitrina. Such code is trusted with the process that runs it."""
         return self.function.__module__.startswith(f"{BUILT_IN}.")
 
     def describe(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Registered:
             "form": self.form,
             "doc": self.doc,
             "params": self.params.model_json_schema() if self.params else None,
-            # Whether "5" is refused where 5 is wanted.
+            # Whether "5" is refused where 5 is expected.
             "strict": bool(self.params and self.params.model_config.get("strict")),
             "origin": self.origin,
         }
@@ -79,7 +79,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class BrokenModule:
-    """A module of steps that could not be imported: its steps are missing, everything else works."""
+    """Hold a module of steps that could not be imported. Its steps are missing; everything else works."""
 
     name: str
     error: str
@@ -89,7 +89,7 @@ class BrokenModule:
 
 
 class Registry:
-    """Steps by name, and the modules that could not give theirs."""
+    """Hold steps by name, and the modules that could not be imported."""
 
     def __init__(self) -> None:
         self._found: dict[str, Registered] = {}
@@ -99,7 +99,7 @@ class Registry:
         _check_name(registered)
         _check_signature(registered)
         existing = self._found.get(registered.name)
-        # Importing the same module anew is no duplicate.
+        # Importing the same module again is not a duplicate.
         if existing is not None and existing.origin != registered.origin:
             raise ConfigError(
                 f"two Python steps are called {registered.name!r}: {existing.origin} and {registered.origin};"
@@ -117,7 +117,7 @@ class Registry:
         return [found.describe() for found in self] + [module.describe() for module in self.broken]
 
 
-# Decorators run while modules are imported, long before anybody could hand them a registry.
+# Global, because decorators run while modules are imported, before a registry could be passed to them.
 REGISTRY = Registry()
 _loaded: set[str] = set()
 
@@ -131,8 +131,8 @@ def transform(
 ) -> Callable[[Function], Function]:
     """Register a step.
 
-    It is given a `pyarrow.RecordBatch`, or a polars or pandas frame when its first parameter is annotated so, or one
-    dict a row with `rows=True`. Parameters named `params` and `context` are filled in when it has them.
+    It receives a `pyarrow.RecordBatch`, or a polars or pandas frame if its first parameter is annotated so, or one dict
+    per row with `rows=True`. Parameters named `params` and `context` are passed if it has them.
     """
 
     def register(function: Function) -> Function:
@@ -144,7 +144,7 @@ def transform(
 
 
 def source(name: str, *, params: "type[BaseModel] | None" = None) -> Callable[[Function], Function]:
-    """Register a source: a generator that is given a `SourceContext` and yields batches."""
+    """Register a source: a generator that receives a `SourceContext` and yields batches."""
 
     def register(function: Function) -> Function:
         REGISTRY.add(Registered(name, "source", "arrow", function, params))
@@ -154,16 +154,16 @@ def source(name: str, *, params: "type[BaseModel] | None" = None) -> Callable[[F
 
 
 def load(modules: str = "") -> Registry:
-    """Import what ships with Vitrina, what installed packages announce and the operator's modules; each once.
+    """Import the steps that ship with Vitrina, those of installed packages and the operator's modules, once each.
 
-    A module that cannot be imported is logged and listed, and stops nothing; a name that comes twice stops the start.
+    A module that cannot be imported is logged and listed, but does not stop the start. A duplicate name does.
     """
     load_shipped()
     return load_others(modules, announced())
 
 
 def load_others(modules: str, announced: Iterable[Sequence[str]]) -> Registry:
-    """Import the same without what ships with Vitrina, whose import takes longer than most steps need for a batch."""
+    """Import all but the shipped steps, whose import takes longer than most steps need for a batch."""
     for name, value in announced:
         _load(f"{name} ({value})", partial(_load_announced, name, value))
     for module in filter(None, (part.strip() for part in modules.split(","))):
@@ -172,15 +172,15 @@ def load_others(modules: str, announced: Iterable[Sequence[str]]) -> Registry:
 
 
 def load_shipped() -> Registry:
-    """Import what ships with Vitrina, and nothing else. A runner itself never imports more."""
+    """Import the shipped steps only. The runner's own process never imports others."""
     _load("built-in steps", lambda: importlib.import_module(BUILT_IN))
     return REGISTRY
 
 
 def describe_shipped() -> list[dict[str, Any]]:
-    """Read the same as `load_shipped().describe()` from a file (`make reference` writes it), without pyarrow.
+    """Read the result of `load_shipped().describe()` from a file (`make reference` writes it), without pyarrow.
 
-    An idle runner uses half as much memory that way.
+    This halves the memory of an idle runner.
     """
     found: list[dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     return found
@@ -188,7 +188,7 @@ def describe_shipped() -> list[dict[str, Any]]:
 
 @cache
 def announced() -> tuple[tuple[str, str], ...]:
-    """List what installed packages announce; looking through them all takes a tenth of a second."""
+    """List the entry points of installed packages. Searching the packages takes a tenth of a second."""
     from importlib import metadata
 
     return tuple((found.name, found.value) for found in metadata.entry_points(group=ENTRY_POINTS))
@@ -201,13 +201,13 @@ def _load_announced(name: str, value: str) -> None:
 
 
 def names_shipped(names: Iterable[str]) -> bool:
-    """Tell whether one of the names is of a step or source that ships with Vitrina."""
+    """Return whether one of the names is a step or source that ships with Vitrina."""
     shipped = load_shipped()
     return any((found := shipped.find(name)) is not None and found.is_shipped for name in names)
 
 
 def finds_only_shipped(modules: str) -> bool:
-    """Tell whether neither an installed package nor a setting names other steps."""
+    """Return whether neither an installed package nor a setting names other steps."""
     return not modules.strip(" ,") and not announced()
 
 
@@ -220,7 +220,7 @@ def _load(name: str, load_module: Callable[[], object]) -> None:
     except ConfigError:
         _loaded.discard(name)
         raise
-    except Exception as exc:  # noqa: BLE001 - whatever a stranger's module raises while it is imported
+    except Exception as exc:  # noqa: BLE001 - a foreign module may raise anything while it is imported
         error = f"{type(exc).__name__}: {exc}"
         import structlog
 
@@ -256,15 +256,13 @@ def _check_signature(registered: Registered) -> None:
         )
     taken = RESERVED_PARAMS & set(registered.params.model_fields) if registered.params else set()
     if taken:
-        raise ConfigError(
-            f"step {registered.name!r} ({registered.origin}): the name {min(taken)!r} is for the platform"
-        )
+        raise ConfigError(f"step {registered.name!r} ({registered.origin}): the name {min(taken)!r} is reserved")
 
 
 def _form_of(function: Callable[..., Any]) -> Form:
     """Choose the form by the annotation of the first parameter.
 
-    Its name is enough, for it may be imported for type checkers only.
+    Only its name is compared, because the type may be imported for type checkers only.
     """
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if parameters else None

@@ -1,4 +1,4 @@
-"""The steps and sources of one run in worker processes: what the rest of the runner sees of them."""
+"""Run the steps and sources of one run in worker processes, for the rest of the runner."""
 
 import queue
 import threading
@@ -27,7 +27,7 @@ Reference = Callable[[str], pa.Table]
 
 @dataclass(frozen=True)
 class RemoteStep:
-    """What a runner knows of a step that only workers import."""
+    """Describe a step that only workers import."""
 
     order_index: int
     name: str
@@ -40,18 +40,18 @@ class RemoteStep:
 
 @dataclass(frozen=True)
 class About:
-    """What workers are told about the run."""
+    """Hold what workers are told about the run."""
 
     pipeline: str
     run_id: UUID
     modules: str
     started_at: datetime
-    # For shipped steps that hash; other steps are not given it unless the operator says so.
+    # For shipped steps that hash. Other steps receive it only if the operator allows it.
     hash_key: str | None = None
 
 
 def _where_from(about: About, names: Sequence[str]) -> dict[str, Any]:
-    """Tell a worker where to find these steps; it has no settings, and looks through no packages."""
+    """Tell a worker where to find these steps, because it has no settings and does not search packages."""
     return {
         "modules": about.modules,
         "announced": registry.announced(),
@@ -59,11 +59,11 @@ def _where_from(about: About, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-# --- steps ---------------------------------------------------------------------------------------------------------
-
-
 class WorkerSteps:
-    """Run the steps of one run in workers. They are started when needed, and told what earlier ones were told."""
+    """Run the steps of one run in workers, which are started when needed.
+
+    New ones receive what earlier ones learned.
+    """
 
     def __init__(self, tasks: Sequence[Task], about: About, limits: Limits, *, workers: int) -> None:
         self.parallel = workers
@@ -92,7 +92,7 @@ class WorkerSteps:
             return self.steps
 
     def open(self, schema: pa.Schema, reference: Reference, *, comes_natural: bool, stays_natural: bool) -> None:
-        """Describe the rows that come, and set what answers reference queries."""
+        """Describe the incoming rows, and set the function that answers reference queries."""
         self._schema = schema
         self._forms = {"comes_natural": comes_natural, "stays_natural": stays_natural}
         self._reference = reference
@@ -123,11 +123,11 @@ class WorkerSteps:
         return [call.one_batch(wire.checked(stage)) for stage in stages]
 
     def take(self, table: pa.Table, number: int) -> Taken:
-        """Pass one batch through the steps of a worker. Several threads may call it, each with its batch."""
+        """Pass one batch through the steps of a worker. Several threads may call this, each with its batch."""
         with self._worker(f"batch {number}") as worker:
             fresh = worker.unheard_of(self.watched)
             packed = wire.packed(table)
-            del table  # it is not kept beside what comes back
+            del table  # do not keep it in memory next to the result
             asked = {"key": list(self.key), "watched": fresh, "notes_filtered": self.notes_filtered}
             answer = worker.ask("take", (packed,), number=number, **asked)
         with worker.taking_apart():
@@ -160,7 +160,7 @@ class WorkerSteps:
             worker.close()
 
     def _count_left(self, left: Sequence[int], number: int) -> None:
-        """Count rejected rows of all workers together; each worker checks the limit of a step for itself only."""
+        """Count rejected rows of all workers together, as each worker checks the limit of a step only for itself."""
         with self._lock:
             for step, count in zip(self.steps, left, strict=True):
                 self._left[step.order_index] = self._left.get(step.order_index, 0) + count
@@ -170,18 +170,16 @@ class WorkerSteps:
                         f" batch {number}: correct the step, or raise max_dead_letters in its params"
                     )
 
-    # --- workers ---------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _worker(self, what: str) -> "Iterator[_StepWorker]":
-        """Lend a worker for one question: a free one, or a new one."""
+        """Borrow a worker for one question: a free one, or a new one."""
         try:
             worker = self._free.get_nowait()
         except queue.Empty:
             worker = self._start()
         worker.at_work_on = what
         try:
-            self._teach(worker)
+            self._bring_up_to_date(worker)
             yield worker
         finally:
             if not worker.is_over:
@@ -195,8 +193,8 @@ class WorkerSteps:
             self._all.append(worker)
         return worker
 
-    def _teach(self, worker: "_StepWorker") -> None:
-        """Tell a worker what it lacks: steps, the query's columns, those after the steps, where they go."""
+    def _bring_up_to_date(self, worker: "_StepWorker") -> None:
+        """Send a worker what it lacks: steps, the query's columns, those after the steps, and their targets."""
         lessons: tuple[tuple[str, object, Callable[[], object]], ...] = (
             ("plan", self._tasks, lambda: self._plan(worker)),
             ("open", self._forms, lambda: self._open(worker)),
@@ -246,7 +244,7 @@ class WorkerSteps:
 
 
 class _StepWorker(Worker):
-    """A worker, and what it has been told so far."""
+    """Hold a worker and what it has been sent so far."""
 
     def __init__(self, limits: Limits, name: Callable[[Place], str], answer: Callable[[Message], Message]) -> None:
         self.at_work_on = ""
@@ -266,11 +264,8 @@ class _StepWorker(Worker):
         return sorted(fresh)
 
 
-# --- sources -------------------------------------------------------------------------------------------------------
-
-
 class SourceWorker(Worker):
-    """The worker of one source."""
+    """Run one source in a worker."""
 
     def __init__(self, name: str, limits: Limits) -> None:
         self._name = name
@@ -278,7 +273,7 @@ class SourceWorker(Worker):
         super().__init__(limits, describe=lambda _: f"source {name}, in batch {self._number},", answer=_refuse)
 
     def open(self, definition: Definition, about: About, asked: Mapping[str, Any]) -> OpenSource:
-        """Find the source and read its params; nothing of it runs yet."""
+        """Find the source and read its params, without running it yet."""
         opened = self.ask(
             "source",
             **_where_from(about, [self._name]),
@@ -307,9 +302,6 @@ class SourceWorker(Worker):
 
 def _refuse(_: Message) -> Message:
     return Message({"error": wire.packed_error(FatalError("a source asks no reference queries"))})
-
-
-# --- what there is -------------------------------------------------------------------------------------------------
 
 
 def describe(modules: str, limits: Limits) -> list[dict[str, Any]]:

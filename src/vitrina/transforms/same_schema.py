@@ -1,4 +1,4 @@
-"""Holding batches to one shape: the first decides the columns and their types, the others must follow."""
+"""Require batches to have one schema: the first batch decides the columns and their types."""
 
 import pyarrow as pa
 
@@ -8,7 +8,7 @@ _SAME_KIND = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_timestamp)
 
 
 def require_same_schema(who: str, made: pa.RecordBatch, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
-    """Convert the batch to the expected shape. A column of NULLs has no type yet; a later batch decides it."""
+    """Convert the batch to the expected schema. A column of NULLs has no type until a later batch decides it."""
     twice = [name for name in made.schema.names if made.schema.names.count(name) > 1]
     if twice:
         raise StepFailed(f"{who} gives the column {twice[0]!r} twice")

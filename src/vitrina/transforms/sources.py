@@ -1,4 +1,4 @@
-"""Running a registered source: batches in the form that steps have, each with the checkpoint that belongs to it."""
+"""Run a registered source: yield batches in the form that steps receive, each with its checkpoint."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from vitrina.transforms.context import SourceContext
 from vitrina.transforms.registry import Registered
 
 Yielded = tuple[pa.RecordBatch, Any]
-# It is written down with every batch, and shown whole.
+# Stored with every batch, and shown in full.
 MAX_CHECKPOINT_CHARACTERS = 262_144
 
 
@@ -37,7 +37,7 @@ def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]
 
 
 class OpenSource:
-    """A source that was looked into before its batches are wanted: the first one tells the columns."""
+    """Hold a source whose first batch may be inspected for its columns before the batches are read."""
 
     def __init__(
         self, name: str, digest: str, begin: Callable[[Any], Iterator[Yielded]], close: Callable[[], None]
@@ -46,7 +46,7 @@ class OpenSource:
         self.digest = digest
         # Starts the source from a checkpoint.
         self._begin = begin
-        # Ends it in the middle of whatever it does; may be called from another thread.
+        # Ends the source, whatever it is doing; may be called from another thread.
         self.close = close
         self._pending: list[Yielded] = []
         self._rest: Iterator[Yielded] | None = None
@@ -54,7 +54,7 @@ class OpenSource:
         self.peek_seconds = 0.0
 
     def peek(self, checkpoint: Any) -> pa.Schema | None:
-        """Return the columns of the first batch that has some; None when there is nothing to come."""
+        """Return the columns of the first batch that has any, or None if no batch follows."""
         started = time.monotonic()
         try:
             return self._peek(checkpoint)
@@ -73,12 +73,12 @@ class OpenSource:
         return None
 
     def peeked(self, rows: int) -> pa.Table:
-        """Return the first rows of what was peeked at. They still come with the batches."""
+        """Return the first rows of the peeked batches, which `batches` yields as well."""
         batches = [batch for batch, _ in self._pending if batch.num_columns]
         return pa.Table.from_batches(batches).slice(0, rows) if batches else pa.table({})
 
     def batches(self, checkpoint: Any) -> Iterator[Yielded]:
-        """Yield batches from a checkpoint on; peeked ones are not asked for again when the checkpoint is the same."""
+        """Yield batches starting from a checkpoint. Peeked ones are not read again if the checkpoint is the same."""
         pending, rest = self._pending, self._rest
         self._pending, self._rest = [], None
         if rest is not None and checkpoint == self._begun_at:
@@ -93,12 +93,12 @@ def _guarded(registered: Registered, context: SourceContext) -> Iterator[Any]:
         raise
     except (ConnectionError, TimeoutError) as exc:
         raise TransientError(f"source {registered.name}: {type(exc).__name__}: {exc}") from exc
-    except Exception as exc:  # a source is a stranger's code and may raise anything
+    except Exception as exc:  # a source is foreign code and may raise anything
         raise StepFailed(f"source {registered.name} failed: {type(exc).__name__}: {exc}") from exc
 
 
 def _batch(registered: Registered, made: Any, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
-    """Convert a record batch, a table or a list of dicts; an empty list moves the checkpoint alone."""
+    """Convert a record batch, a table or a list of dicts. An empty list only moves the checkpoint."""
     who = f"source {registered.name}"
     if isinstance(made, list) and all(isinstance(row, dict) for row in made):
         if not made:
@@ -124,6 +124,6 @@ def _copied(registered: Registered, checkpoint: Any) -> Any:
     if len(text) > MAX_CHECKPOINT_CHARACTERS:
         raise StepFailed(
             f"source {registered.name} set a checkpoint of {len(text):,} characters, more than"
-            f" {MAX_CHECKPOINT_CHARACTERS:,}: keep in it where to go on, not what was read"
+            f" {MAX_CHECKPOINT_CHARACTERS:,}: store a position in it, not what was read"
         )
     return json.loads(text)

@@ -1,7 +1,7 @@
-"""The process that worker processes are forked from: `python -m vitrina.transforms.template`.
+"""Serve as the process that workers are forked from: `python -m vitrina.transforms.template`.
 
 A worker's imports cost a quarter of a second of CPU or more, a fork a few milliseconds. This process has imported what
-a worker needs, and nothing of the user's. It runs no step and starts no thread, so that a fork of it is whole.
+a worker needs, and no user code. It runs no step and starts no thread, so that a fork of it is complete.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-# At most, of one worker: its own, and its output.
+# Maximum for one worker: its own descriptors, and its output.
 DESCRIPTORS = 8
 
 
@@ -25,13 +25,13 @@ def main(arguments: Sequence[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
     sys.path[:] = arguments[2:]
-    # The first has the workers' `main`.
+    # The first module has the workers' `main`.
     worker, *_ = (importlib.import_module(name) for name in arguments[1].split(","))
     _serve(worker, control)
 
 
 def _serve(worker: ModuleType, control: socket.socket) -> None:
-    """Fork what is asked for until the other end is closed."""
+    """Fork what is requested until the other end is closed."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -47,13 +47,19 @@ def _serve(worker: ModuleType, control: socket.socket) -> None:
 
 
 def _count_threads() -> int:
-    """Count the threads that a fork would lack. jemalloc, which pyarrow brings along, starts its own anew."""
+    """Count the threads that a fork would lack.
+
+    Those of jemalloc (in pyarrow) do not count: it restarts them itself.
+    """
     names = (task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
     return sum(name != "jemalloc_bg_thd" for name in names)
 
 
 def _fork(worker: ModuleType, control: socket.socket, wakers: Sequence[int]) -> bool:
-    """Fork a worker with the descriptors that were sent, or another of us; False when the runner is gone."""
+    """Fork a worker with the received descriptors, or another template.
+
+    Return False when the runner has disconnected.
+    """
     message, given, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
     if not message:
         return False
@@ -71,7 +77,7 @@ def _fork(worker: ModuleType, control: socket.socket, wakers: Sequence[int]) -> 
 def _become_template(
     worker: ModuleType, control: socket.socket, wakers: Sequence[int], given: Sequence[int]
 ) -> NoReturn:
-    """Serve another process: its workers are our children, and end with us."""
+    """Serve another process. Its workers are children of this process and end with it."""
     _let_go(control, wakers)
     [descriptor] = given
     _serve(worker, socket.socket(fileno=descriptor))
@@ -89,7 +95,7 @@ def _become_worker(worker: ModuleType, control: socket.socket, wakers: Sequence[
 
 
 def _let_go(control: socket.socket, wakers: Sequence[int]) -> None:
-    """Leave what is the template's own, in a process that was forked from it."""
+    """Release what belongs to the template, in a process that was forked from it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -105,7 +111,7 @@ def _tell_ended(control: socket.socket) -> None:
 
 
 def _say(control: socket.socket, what: str, **fields: int) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # the runner is gone, and so are we
+    with suppress(BrokenPipeError, ConnectionResetError):  # the runner has ended, so this process ends as well
         control.send(json.dumps({"what": what, **fields}).encode())
 
 

@@ -1,6 +1,6 @@
-"""From a step's Arrow columns to the target: which Postgres type each becomes, and how its values are staged.
+"""Choose the Postgres type for each Arrow column of the last step, and convert its values for the stage.
 
-Nothing is rounded or cut on the way: what Postgres would do silently is refused here, the rest it refuses itself.
+No value is rounded or truncated. This module refuses what Postgres would change silently; Postgres refuses the rest.
 """
 
 import re
@@ -17,7 +17,7 @@ from vitrina.ports.schema import Column, Known
 from vitrina.transforms import arrow_types, python_values
 
 _INTEGERS = ("smallint", "integer", "bigint")
-# Types that take text and would silently round or cut it to their precision.
+# Types that accept text and silently round or truncate it to their precision.
 _PRECISION = re.compile(r"\((\d+)(?:,(-?\d+))?\)")
 _MICROSECOND_DIGITS = 6
 
@@ -45,18 +45,15 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 
 @dataclass(frozen=True)
 class Landing:
-    """Where one column goes: the type in which it is staged, and the type of the target's column."""
+    """Hold the type in which one column is staged, and the type of the target's column."""
 
     name: str
     staged: str
     target: str
 
 
-# --- types -----------------------------------------------------------------------------------------------------
-
-
 def settle(schema: pa.Schema, known: Known | None) -> list[Column]:
-    """Decide the columns that the target is asked to take. An existing column's type wins where every value fits it."""
+    """Choose the target's columns. An existing column's type is kept if every value fits it."""
     return [Column(field.name, _settled(field, known)) for field in schema]
 
 
@@ -74,7 +71,7 @@ def _settled(field: pa.Field, known: Known | None) -> str:
 
 
 def postgres_type(field: pa.Field) -> str | None:
-    """Return the type that the column came with, else the one of its Arrow type; None when all of it is NULL."""
+    """Return the type that the column came with, else that of its Arrow type, or None if all of it is NULL."""
     return arrow_types.tag_of(field) or _derived(field.type, field.name)
 
 
@@ -89,13 +86,11 @@ def _derived(kind: pa.DataType, name: str) -> str | None:
     for fits, made in _TYPES:
         if fits(kind):
             return made
-    raise StepFailed(
-        f"column {name!r} is of the Arrow type {kind}, which has no place in Postgres: cast it in the step"
-    )
+    raise StepFailed(f"column {name!r} has the Arrow type {kind}, which Postgres lacks: cast it in the step")
 
 
 def lands(field: pa.Field, target: str) -> bool:
-    """Tell whether each value arrives in a column of that type unchanged, or is refused."""
+    """Return whether each value arrives in a column of that type unchanged, or is refused."""
     made = postgres_type(field)
     if made is None or types.fits(made, target):
         return True
@@ -123,14 +118,11 @@ def landings(schema: pa.Schema, columns: Sequence[Column]) -> dict[str, Landing]
 
 
 def staged_type(field: pa.Field) -> str:
-    """Stage what the driver copies exactly as it is; the rest as text, which Postgres reads."""
+    """Return the type of the stage's column: unchanged if the driver copies it exactly, otherwise text for Postgres."""
     made = _derived(field.type, field.name)
     if made is None or made == "jsonb" or made.startswith("numeric"):
         return "text[]" if made and arrow_types.is_array(made) else "text"
     return made
-
-
-# --- values ----------------------------------------------------------------------------------------------------
 
 
 def to_stage(batch: pa.RecordBatch, landings: Mapping[str, Landing]) -> pa.Table:
@@ -228,7 +220,7 @@ def _rounds(text: str, scale: int) -> bool:
     try:
         _, digits, exponent = Decimal(text.strip()).as_tuple()
     except ArithmeticError:
-        return False  # not a number at all, which Postgres says itself
+        return False  # not a number at all; Postgres reports that itself
     if not isinstance(exponent, int):
         return False  # NaN
     significant = "".join(map(str, digits)).rstrip("0")

@@ -1,4 +1,4 @@
-"""Batches on their way through the steps: several at a time where workers run them, handed on in their order."""
+"""Pass batches through the steps, several at a time where workers run them, and yield them in order."""
 
 import contextvars
 from collections import deque
@@ -14,15 +14,15 @@ from vitrina.transforms.pipeline import RunsSteps, Taken
 
 
 class Batch(Protocol):
-    """What was read."""
+    """Hold a batch that was read."""
 
     def take_table(self) -> pa.Table:
-        """Take what was read, once: from then on the table is the caller's alone."""
+        """Return the table that was read, once; then it belongs to the caller alone."""
         ...
 
     @property
     def size(self) -> int:
-        """The bytes of it."""
+        """Return its size in bytes."""
         ...
 
     @property
@@ -38,10 +38,10 @@ B = TypeVar("B", bound=Batch)
 def taken(
     batches: Generator[B, None, None], steps: RunsSteps | None, max_bytes: int, *, timed_as: str = "transform"
 ) -> Generator[tuple[B, Taken], None, None]:
-    """Yield each batch with what the steps made of it, in the order of the batches.
+    """Yield each batch with the result of the steps, in the order of the batches.
 
-    Workers go on with later batches while an earlier one is staged, as far as memory allows. `timed_as`: what the
-    time counts as where rows are only converted.
+    Workers process later batches while an earlier one is staged, as far as memory allows. `timed_as` names the phase
+    that conversion is counted under if there are no steps.
     """
     with closing(batches):
         if steps is None:
@@ -67,12 +67,12 @@ def _in_workers(batches: Iterator[B], steps: RunsSteps, max_bytes: int) -> Gener
     failures: list[Exception] = []
     try:
         for batch in _until_failure(batches, failures):
-            # With the run's names in its log lines.
+            # Keep the run's names in log lines of the threads.
             context = contextvars.copy_context()
             sent.append((batch, pool.submit(context.run, _sent, batch, steps)))
             while sent and (len(sent) > steps.parallel or _bytes(sent) > max_bytes):
                 yield _arrived(sent)
-        # A read that fails, fails when its turn comes: what was read before it is handed on first.
+        # A failed read is raised in its turn, after the batches that were read before it.
         while sent:
             yield _arrived(sent)
         if failures:
@@ -84,12 +84,12 @@ def _in_workers(batches: Iterator[B], steps: RunsSteps, max_bytes: int) -> Gener
 def _until_failure(batches: Iterator[B], failures: list[Exception]) -> Iterator[B]:
     try:
         yield from batches
-    except Exception as exc:  # noqa: BLE001 - raised by the caller, later
+    except Exception as exc:  # noqa: BLE001 - raised later, in the caller's thread
         failures.append(exc)
 
 
 def _arrived(sent: deque[tuple[B, Future[Taken]]]) -> tuple[B, Taken]:
-    """Wait for the oldest batch; this wait is the time that the steps cost the run."""
+    """Wait for the oldest batch. This wait is the time that the steps cost the run."""
     batch, made = sent.popleft()
     with batch.watch.lap("transform"):
         return batch, made.result()

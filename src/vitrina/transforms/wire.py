@@ -1,6 +1,6 @@
-"""Messages between a runner and its workers: a JSON header, then Arrow bytes. Nothing is pickled.
+"""Exchange messages between a runner and its workers: a JSON header, then Arrow bytes. Nothing is pickled.
 
-A worker runs code that is not trusted. What it sends is read as data with limits, and checked before it is used.
+A worker runs untrusted code. What it sends is read as data with limits, and checked before it is used.
 """
 
 import json
@@ -17,19 +17,19 @@ from vitrina.ports.batch import DeadLetter
 from vitrina.transforms.call import NoRowsToTell
 
 _PREFIX = struct.Struct("<I")
-# Of what a worker sends: reading JSON lets no other thread run, and makes many objects of few bytes.
+# Limit for a header from a worker: parsing JSON blocks other threads and turns few bytes into many objects.
 MAX_HEADER_BYTES = 8 << 20
 MAX_PARTS = 100
 _MESSAGE_CHARACTERS = 10_000
 _MOST_FIELDS, _FIELD_PARTS = 100, 3
-# Exit code of a worker that can neither be asked nor answer.
+# Exit code of a worker whose pipes are closed.
 PIPES_LOST = 74
-# One call of writev takes no more pieces than this on any system.
+# Every system accepts this many pieces in one call of writev.
 _PIECES_AT_ONCE = 16
 
 
 class Packed:
-    """Arrow bytes in the pieces in which they lie: large values are sent from where they are, and let go of."""
+    """Hold Arrow bytes as separate pieces, so that large values are sent without a copy and then freed."""
 
     def __init__(self, pieces: list[pa.Buffer]) -> None:
         self._pieces = pieces
@@ -41,13 +41,13 @@ class Packed:
 
 
 class Message(NamedTuple):
-    """What one side tells the other. What was received is a buffer for each part."""
+    """Represent one message between runner and worker. A received message has one buffer for each part."""
 
     fields: dict[str, Any]
     payload: tuple[pa.Buffer | Packed, ...] = ()
 
     def numbered(self, number: object) -> "Message":
-        """Give an answer its question's number, so that a repeated answer is not taken for the next."""
+        """Add the number of the question to an answer, so that a repeated answer is not taken for the next."""
         return Message(self.fields | {"question": number}, self.payload)
 
     @property
@@ -56,11 +56,11 @@ class Message(NamedTuple):
 
 
 class Garbled(Exception):
-    """The other side sent what is no message."""
+    """Report that the other side sent something that is not a message."""
 
 
 def send(descriptor: int, message: Message) -> None:
-    """Write a message whole. Raise OSError when the other side has ended."""
+    """Write the whole message. Raise OSError if the other side has ended."""
     header = json.dumps([message.fields, [part.size for part in message.payload]]).encode()
     pieces = [memoryview(_PREFIX.pack(len(header)) + header)]
     pieces += [memoryview(piece).cast("B") for part in message.payload for piece in _pieces_of(part) if piece.size]
@@ -77,7 +77,7 @@ def _pieces_of(part: pa.Buffer | Packed) -> list[pa.Buffer]:
 
 
 def receive(descriptor: int, *, max_payload: int | None = None) -> Message:
-    """Read the next message. Raise EOFError when the other side has ended. Limits apply to an untrusted sender."""
+    """Read the next message. Raise EOFError if the other side has ended. Limits apply to an untrusted sender."""
     (length,) = _PREFIX.unpack(_read(descriptor, _PREFIX.size))
     if max_payload is not None and length > MAX_HEADER_BYTES:
         raise Garbled(f"a header of {length} bytes")
@@ -85,16 +85,16 @@ def receive(descriptor: int, *, max_payload: int | None = None) -> Message:
         fields, sizes = json.loads(memoryview(_read(descriptor, length)).tobytes())
         total, parts = sum(sizes), len(sizes)
     except (ValueError, TypeError, RecursionError) as exc:
-        raise Garbled("a header that is no JSON") from exc
+        raise Garbled("a header that is not JSON") from exc
     if not isinstance(fields, dict) or not all(isinstance(n, int) and n >= 0 for n in sizes):
-        raise Garbled("a header that says nothing sensible")
+        raise Garbled("a header with invalid content")
     if max_payload is not None and (total > max_payload or parts > MAX_PARTS):
         raise Garbled(f"an answer of {total} bytes in {parts} part(s)")
     return Message(fields, tuple(_read(descriptor, size) for size in sizes))
 
 
 def _read(descriptor: int, size: int) -> pa.Buffer:
-    # The system's: a pool of Arrow's would keep what a large value took for the next one.
+    # From the system's allocator: Arrow's pool would keep the memory of a large value for the next one.
     buffer = pa.allocate_buffer(size, memory_pool=pa.system_memory_pool())
     view = memoryview(buffer).cast("B") if size else memoryview(b"")
     done = 0
@@ -106,11 +106,8 @@ def _read(descriptor: int, size: int) -> pa.Buffer:
     return buffer
 
 
-# --- Arrow ---------------------------------------------------------------------------------------------------------
-
-
 class _Kept:
-    """A file that keeps what is written, uncopied."""
+    """Keep what is written, like a file, without copying it."""
 
     closed = False
 
@@ -142,7 +139,7 @@ def checked(buffer: pa.Buffer) -> pa.Table:
         table = unpacked(buffer)
         table.validate(full=True)
     except (pa.ArrowException, OSError) as exc:
-        raise StepFailed(f"the steps gave Arrow data that is damaged ({exc})") from exc
+        raise StepFailed(f"the steps returned damaged Arrow data ({exc})") from exc
     return table
 
 
@@ -154,10 +151,7 @@ def unpacked_schema(buffer: pa.Buffer) -> pa.Schema:
     try:
         return pa.ipc.read_schema(buffer)
     except (pa.ArrowException, OSError) as exc:
-        raise StepFailed(f"the steps gave columns that are damaged ({exc})") from exc
-
-
-# --- rows that were left behind ------------------------------------------------------------------------------------
+        raise StepFailed(f"the steps returned damaged columns ({exc})") from exc
 
 
 _LETTERS = pa.schema([(name, pa.large_string()) for name in ("document_id", "error", "document")])
@@ -183,19 +177,17 @@ def checked_names(buffer: pa.Buffer) -> frozenset[str]:
 
 
 def _encodable(text: str) -> str:
-    """Replace half of a surrogate pair, which Python allows in texts and Arrow does not, by its number."""
+    """Replace a lone surrogate, which Python allows in texts and Arrow does not, by its number."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _of_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema != schema or any(column.null_count for column in table.columns):
-        raise StepFailed("the steps gave Arrow data of other columns than were asked for")
+        raise StepFailed("the steps returned Arrow data with other columns than requested")
     return table
 
 
-# --- errors --------------------------------------------------------------------------------------------------------
-
-# A step may raise these, or subclasses of its own; each arrives as the nearest of them.
+# A step may raise these or subclasses; each arrives as the nearest class listed.
 _KNOWN: dict[str, type[VitrinaError]] = {
     known.__name__: known
     for known in (
@@ -234,7 +226,7 @@ def _short(message: str) -> str:
 def raise_error(found: Any) -> NoReturn:
     """Raise here what was raised on the other side."""
     if not isinstance(found, dict):
-        raise StepFailed("the steps gave an error that is none")
+        raise StepFailed("the steps returned an invalid error")
     name, message = found.get("class"), str(found.get("message", ""))
     if name == NoRowsToTell.__name__:
         raise NoRowsToTell

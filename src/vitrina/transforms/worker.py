@@ -1,7 +1,7 @@
-"""The process that runs Python steps and sources for one run: `python -m vitrina.transforms.worker`.
+"""Run Python steps and sources for one run in a separate process: `python -m vitrina.transforms.worker`.
 
-It is given messages on one descriptor and answers on another. It has no connection to a database and none of the
-runner's settings; what a step wants to look up is asked of the runner.
+It receives messages on one descriptor and answers on another. It has no connection to a database and none of the
+runner's settings. Reference queries of a step are sent to the runner.
 """
 
 import mmap
@@ -30,7 +30,7 @@ Handler = Callable[[Message], Message]
 
 
 class Server:
-    """Answer one message after the other until the runner closes its end."""
+    """Answer messages until the runner closes its end."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests = requests
@@ -72,10 +72,8 @@ class Server:
             return handlers[message.fields["op"]](message)
         except SystemExit as exc:
             return Message({"exit": repr(exc.code)[:200]})
-        except BaseException as exc:  # noqa: BLE001 - a step is a stranger's code; the runner decides what follows
+        except BaseException as exc:  # noqa: BLE001 - a step is foreign code; the runner decides what follows
             return Message({"error": wire.packed_error(exc)})
-
-    # --- which steps -----------------------------------------------------------------------------------------------
 
     def _describe(self, message: Message) -> Message:
         return Message({"found": registry.load(message.fields["modules"]).describe()})
@@ -105,8 +103,6 @@ class Server:
         )
         return Message({})
 
-    # --- rows ------------------------------------------------------------------------------------------------------
-
     @property
     def _opened(self) -> OwnSteps:
         assert self._steps is not None
@@ -119,7 +115,7 @@ class Server:
         return Message({}, tuple(payload))
 
     def _adopt(self, message: Message) -> Message:
-        """Adopt what another worker of the run found out about the columns after each step."""
+        """Adopt what another worker of the run learned about the columns after each step."""
         for step, expected in zip(self._planned, message.payload, strict=True):
             step.expected = wire.unpacked_schema(expected)
         return Message({})
@@ -147,7 +143,7 @@ class Server:
         return Message({}, (wire.packed_letters(letters or ()), *(wire.packed(stage) for stage in stages)))
 
     def _reference(self, query: str) -> pa.Table:
-        """Ask the runner, which has the right to read; once for each worker and query."""
+        """Ask the runner, which may read the source, once for each worker and query."""
         with self._asking:
             if query not in self._references:
                 wire.send(self._replies, Message({"ask": "reference", "query": query}))
@@ -156,8 +152,6 @@ class Server:
                     wire.raise_error(answer.fields["error"])
                 self._references[query] = wire.unpacked(answer.payload[0])
             return self._references[query]
-
-    # --- rows of a source ------------------------------------------------------------------------------------------
 
     def _open_source(self, message: Message) -> Message:
         fields = message.fields
@@ -193,7 +187,7 @@ class Server:
 
 
 class _Asked(NamedTuple):
-    """A step of a task plan, which the runner has checked as such."""
+    """Hold a step of a task plan that the runner has validated."""
 
     order_index: int
     body: str
@@ -201,15 +195,12 @@ class _Asked(NamedTuple):
 
 
 def _load(names: Sequence[str], message: Message) -> Registry:
-    """Load the steps of those names. Import what ships with Vitrina only if a name is of it, or is not found."""
+    """Load the named steps. Import the shipped ones only if a name belongs to them or is not found."""
     fields = message.fields
     if fields["names_shipped"]:
         registry.load_shipped()
     known = registry.load_others(fields["modules"], fields["announced"])
     return known if all(map(known.find, names)) else registry.load_shipped()
-
-
-# --- the process ---------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -222,8 +213,8 @@ def main(arguments: Sequence[str]) -> None:
     progress.keep_in(memoryview(mmap.mmap(place, progress.SIZE)))
     sys.path[:] = arguments[4:]
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what was printed before a crash is kept
-    # Not by way of `atexit` and threads that a step has left behind.
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # keep what was printed before a crash
+    # Exit without `atexit` handlers and without waiting for threads that a step has started.
     os._exit(Server(requests, replies).serve())
 
 

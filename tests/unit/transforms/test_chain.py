@@ -201,7 +201,7 @@ def test_order_width_and_nulls_of_columns_may_vary(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ({"name": ["x"]}, "'id' is gone"),
+        ({"name": ["x"]}, "'id' is missing"),
         ({"id": pa.array([1, None], pa.int64()), "name": ["x", "y"]}, "NULL in 1 row"),
     ],
 )
@@ -214,7 +214,7 @@ def test_the_key_must_survive_the_steps(shape: dict[str, Any], words: str, monke
 @pytest.mark.parametrize("result", [None, [1], "x", 5])
 def test_a_result_that_is_no_batch_is_refused(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "SHAPES", iter([result]))
-    with pytest.raises(StepFailed, match=f"it gave {type(result).__name__}, not a pyarrow.RecordBatch"):
+    with pytest.raises(StepFailed, match=f"it returned {type(result).__name__}, not a pyarrow.RecordBatch"):
         make_chain(("test_changes_shape", {"on_error": "dead_letter"})).apply(table(), 1)
 
 

@@ -1,1 +1,1 @@
-"""Alembic migrations of the metastore: plain SQL, forward only."""
+"""Migrate the metastore with Alembic: plain SQL, forward only."""

@@ -1,4 +1,4 @@
-"""How Alembic runs here: on the connection that `store.migrate` hands over, inside its transaction."""
+"""Run Alembic on the connection that `store.migrate` passes, inside its transaction."""
 
 from alembic import context
 

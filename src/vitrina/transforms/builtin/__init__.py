@@ -1,4 +1,4 @@
-"""The steps that ship with Vitrina; importing this package registers them."""
+"""Register the steps that ship with Vitrina; importing this package is enough."""
 
 from vitrina.transforms.builtin import columns, demo, documents, privacy, reference, rows, stamps, text
 

@@ -1,4 +1,4 @@
-"""What the shipped steps do to batches again and again: finding columns, replacing them, reading values from params."""
+"""Find and replace columns of batches, and convert values from params, for the shipped steps."""
 
 from collections.abc import Iterable
 from datetime import date, datetime, time
@@ -25,7 +25,7 @@ def field_of(batch: pa.RecordBatch, name: str) -> pa.Field:
 
 
 def with_column(batch: pa.RecordBatch, field: pa.Field, column: pa.Array) -> pa.RecordBatch:
-    """Replace the column where it stands, or add it at the end."""
+    """Replace the column in its position, or add it at the end."""
     position = batch.schema.get_field_index(field.name)
     if position < 0:
         return batch.append_column(field, column)
@@ -38,7 +38,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def constant(value: Any, field: pa.Field) -> pa.Array:
-    """Convert a value from params to a column of one row, in the type of a field. Raise when it does not fit."""
+    """Convert a value from params to a column of one row, in the type of a field. Raise if it does not fit."""
     try:
         column, found = python_values.column_of([in_type(value, field.type)], field.name, field)
     except (ValueError, InvalidOperation) as exc:
@@ -55,7 +55,7 @@ def _not_of_type(value: Any, field: pa.Field) -> FatalError:
 
 
 def in_type(value: Any, kind: pa.DataType) -> Any:
-    """Convert a value of JSON, which has fewer types than Postgres: a text may be a date, and a number a decimal."""
+    """Convert a JSON value to a type that JSON lacks: a text may be a date, and a number a decimal."""
     if isinstance(value, float) and pa.types.is_decimal(kind):
         return Decimal(repr(value))
     if not isinstance(value, str):

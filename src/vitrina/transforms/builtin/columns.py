@@ -1,4 +1,4 @@
-"""Steps that choose, rename, convert and fill columns."""
+"""Provide steps that choose, rename, convert and fill columns."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,7 +45,7 @@ class RenameColumns(Strict):
 
 @transform("rename_columns", params=RenameColumns)
 def rename_columns(batch: pa.RecordBatch, params: RenameColumns) -> pa.RecordBatch:
-    """Give columns other names; their values and types stay as they are.
+    """Rename columns; their values and types stay as they are.
 
     Example: `{"names": {"id": "film_id", "type": "kind"}}`
     """
@@ -76,7 +76,7 @@ def _cast(column: pa.Array, field: pa.Field, goal: pa.Field) -> pa.Array:
     if isinstance(goal.type, pa.UuidType) and pa.types.is_string(column.type):
         return python_values.uuids_of(column.to_pylist())
     if pa.types.is_decimal(column.type) and pa.types.is_floating(goal.type):
-        return column.cast(pa.string()).cast(goal.type)  # Arrow's direct way makes 0.30000000000000004 of 0.3
+        return column.cast(pa.string()).cast(goal.type)  # Arrow's direct cast turns 0.3 into 0.30000000000000004
     if not pa.types.is_nested(column.type) and not isinstance(column.type, pa.BaseExtensionType):
         return column.cast(goal.type)
     if not pa.types.is_string(goal.type):
@@ -95,7 +95,7 @@ class FillNulls(Strict):
 
 @transform("fill_nulls", params=FillNulls)
 def fill_nulls(batch: pa.RecordBatch, params: FillNulls) -> pa.RecordBatch:
-    """Put a value where a column has NULL.
+    """Replace NULL in a column by a value.
 
     Example: `{"values": {"rating": 0, "title": "(untitled)", "released": "1900-01-01"}}`
     """

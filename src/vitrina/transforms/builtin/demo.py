@@ -1,4 +1,4 @@
-"""The demo cinema's own step."""
+"""Provide the step of the demo cinema."""
 
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -10,10 +10,10 @@ _ONE_DECIMAL = Decimal("0.1")
 
 @transform("demo_film_dim", rows=True)
 def demo_film_dim(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Prepare a film for the film mart: tidy title, rating with one decimal, sorted lists; no film without a title.
+    """Prepare a film for the film mart: trim the title, round the rating, sort lists. Drop films without a title.
 
-    Written row by row, as an example of a step: it takes whatever columns the query gives, and looks at `title`,
-    `rating`, and at lists such as `genres` and `actors`.
+    It processes single rows, as an example of such a step. It accepts any columns, and changes `title`, `rating`, and
+    lists such as `genres` and `actors`.
     """
     title = " ".join((row.get("title") or "").split())
     if not title:

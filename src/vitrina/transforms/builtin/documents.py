@@ -1,4 +1,4 @@
-"""The step that takes json apart."""
+"""Provide the step that extracts values from JSON."""
 
 import json
 from decimal import Decimal
@@ -21,13 +21,13 @@ class JsonField(Strict):
 
 class ParseJson(Strict):
     column: ColumnName = Field(description="A json, jsonb or text column.")
-    fields: dict[ColumnName, JsonField] = Field(min_length=1, description="New column to what goes into it.")
+    fields: dict[ColumnName, JsonField] = Field(min_length=1, description="New column to its path and type.")
     keep: bool = Field(False, description="Keep the json column itself.")
 
 
 @transform("parse_json", params=ParseJson)
 def parse_json(batch: pa.RecordBatch, params: ParseJson) -> pa.RecordBatch:
-    """Take values out of a json column into columns of their own; what is not there becomes NULL.
+    """Extract values of a json column into separate columns; a missing value becomes NULL.
 
     Example: `{"column": "payload", "fields": {"city": {"path": "home.city"}, "age": {"path": "age", "type": "int"}}}`
     """

@@ -1,4 +1,4 @@
-"""Steps that hide personal data: a keyed hash where rows must still be told apart, a mask where they need not."""
+"""Provide steps that hide personal data: a keyed hash that keeps rows distinguishable, and a mask."""
 
 import hmac
 
@@ -23,8 +23,8 @@ class HashColumns(Strict):
 def hash_columns(batch: pa.RecordBatch, params: HashColumns, context: StepContext) -> pa.RecordBatch:
     """Replace values by their HMAC-SHA256 in hexadecimal, with the operator's key (VITRINA_HASH_KEY).
 
-    Equal values have equal hashes, so rows can still be joined and counted; without the key nobody can find out by
-    trying which value a hash stands for. NULL stays NULL.
+    Equal values have equal hashes, so rows can still be joined and counted. Without the key, a hash cannot be reversed
+    by trying candidate values. NULL stays NULL.
 
     Example: `{"columns": ["email", "user_id"]}`
     """
@@ -51,9 +51,9 @@ class MaskColumns(Strict):
 
 @transform("mask_columns", params=MaskColumns)
 def mask_columns(batch: pa.RecordBatch, params: MaskColumns) -> pa.RecordBatch:
-    """Replace the characters of text by asterisks, but for some at either end.
+    """Replace the characters of text by asterisks, except for some at either end.
 
-    A text that is no longer than what may stay is masked as a whole. NULL stays NULL.
+    A text that is not longer than the part to keep is masked as a whole. NULL stays NULL.
 
     Example: `{"columns": ["phone"], "keep_last": 4}`
     """

@@ -1,4 +1,4 @@
-"""The step that looks values up in another query's result."""
+"""Provide the step that looks up values in the result of another query."""
 
 from typing import Any, Literal
 
@@ -22,12 +22,12 @@ class Lookup(Strict):
     columns: dict[ColumnName, ColumnName] | None = Field(
         None, description="Column of the query to the name that it gets; default: all but those in `on`."
     )
-    missing: Literal["null", "drop", "fail"] = Field("null", description="What becomes of rows without a match.")
+    missing: Literal["null", "drop", "fail"] = Field("null", description="What happens to rows without a match.")
 
 
 @transform("lookup", params=Lookup)
 def lookup(batch: pa.RecordBatch, params: Lookup, context: StepContext) -> pa.RecordBatch:
-    """Add columns from a reference query, matched by equal values. The query runs once a run.
+    """Add columns from a reference query, matched by equal values. The query runs once per run.
 
     Example: `{"query": "SELECT id, name FROM content.genre", "on": {"genre_id": "id"}, "columns": {"name": "genre"}}`
     """
@@ -51,7 +51,7 @@ def lookup(batch: pa.RecordBatch, params: Lookup, context: StepContext) -> pa.Re
 
 
 def _matches(batch: pa.RecordBatch, found: pa.RecordBatch, on: dict[str, str]) -> pa.Array:
-    """Find for each row the position of its match, or NULL."""
+    """Return for each row the position of its match, or NULL."""
     _require_same_types(batch, found, on)
     if len(on) == 1:
         [(ours, theirs)] = on.items()

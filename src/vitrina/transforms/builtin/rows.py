@@ -1,4 +1,4 @@
-"""Steps that choose and multiply rows: conditions, duplicates, lists."""
+"""Provide steps that choose and multiply rows: conditions, duplicates, lists."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -16,7 +16,7 @@ from vitrina.transforms.registry import transform
 
 _EQUALITIES = ("eq", "ne", "in", "not_in")
 _TEXTS = ("text", "character varying", "character")
-# Enough for every number that people compare; longer ones are refused rather than rounded.
+# Wide enough for the numbers in practice; longer ones are refused rather than rounded.
 _WIDE = pa.decimal256(76, 30)
 
 Order = Literal["eq", "ne", "lt", "le", "gt", "ge"]
@@ -26,7 +26,7 @@ Value = str | int | float | bool
 
 
 class Comparison(Strict):
-    """One column held against a value. As in SQL, a comparison with NULL is neither true nor false."""
+    """Compare one column with a value. As in SQL, a comparison with NULL is neither true nor false."""
 
     column: ColumnName
     op: Order | Membership | TextTest
@@ -34,19 +34,19 @@ class Comparison(Strict):
 
 
 class AllOf(Strict):
-    """Every one of the conditions holds."""
+    """Require every one of the conditions."""
 
     all: list["Condition"] = Field(min_length=1)
 
 
 class AnyOf(Strict):
-    """At least one of the conditions holds."""
+    """Require at least one of the conditions."""
 
     any: list["Condition"] = Field(min_length=1)
 
 
 class NotThat(Strict):
-    """The condition does not hold."""
+    """Require that the condition does not hold."""
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_by_alias=True)
 
@@ -77,7 +77,7 @@ def keep_rows(batch: pa.RecordBatch, params: Where) -> pa.RecordBatch:
 
 @transform("drop_rows", params=Where)
 def drop_rows(batch: pa.RecordBatch, params: Where) -> pa.RecordBatch:
-    """Drop the rows for which the condition holds; see keep_rows. A row of which it cannot be told stays.
+    """Drop the rows for which the condition holds; see keep_rows. A row for which it is neither true nor false stays.
 
     Example: `{"where": {"any": [{"column": "title", "op": "is_null"}, {"column": "title", "op": "eq", "value": ""}]}}`
     """
@@ -130,7 +130,7 @@ def _compared(batch: pa.RecordBatch, wanted: Comparison) -> pa.Array:
 
 
 def _comparable(column: pa.Array, field: pa.Field, op: str) -> tuple[pa.Array, pa.Field]:
-    """Convert a numeric, which travels as text of another order, and refuse to order other types that Arrow lacks."""
+    """Convert a numeric, which is represented as text, and refuse to order other types that Arrow lacks."""
     tag = arrow_types.tag_of(field) or "text"
     if not pa.types.is_string(column.type) or arrow_types.bare_type(tag) in _TEXTS:
         return column, field
@@ -138,7 +138,7 @@ def _comparable(column: pa.Array, field: pa.Field, op: str) -> tuple[pa.Array, p
         return column.cast(_WIDE), pa.field(field.name, _WIDE)
     if op in _EQUALITIES:
         return column, pa.field(field.name, pa.string())
-    raise FatalError(f"{field.name!r} is {tag}, of which steps do not know the order: compare it in the query")
+    raise FatalError(f"{field.name!r} is {tag}, which steps cannot order: compare it in the query")
 
 
 def _among(column: pa.Array, field: pa.Field, wanted: Comparison) -> pa.Array:
@@ -157,7 +157,7 @@ class Deduplicate(Strict):
 
 @transform("deduplicate", params=Deduplicate)
 def deduplicate(batch: pa.RecordBatch, params: Deduplicate) -> pa.RecordBatch:
-    """Keep one row of those that are equal in some columns, within a batch. NULL equals NULL.
+    """Keep one of the rows that are equal in some columns, within a batch. NULL equals NULL.
 
     Rows are in the order in which the pipeline reads: by its key, or by incremental_key.
 

@@ -1,4 +1,4 @@
-"""The step that adds columns saying where and when a row was made."""
+"""Provide the step that adds columns about where and when a row was made."""
 
 import pyarrow as pa
 from pydantic import Field
@@ -22,9 +22,9 @@ class AddColumns(Strict):
 
 @transform("add_columns", params=AddColumns)
 def add_columns(batch: pa.RecordBatch, params: AddColumns, context: StepContext) -> pa.RecordBatch:
-    """Add columns with a constant, the moment of the run, its id, or the pipeline's name.
+    """Add columns with a constant, the start time of the run, its id, or the pipeline's name.
 
-    The moment and the id differ in every run, so rows are not rewritten because of them alone.
+    Time and id differ in every run, so a row is not rewritten if only they have changed.
 
     Example: `{"constants": {"country": "NL"}, "now": "loaded_at", "run_id": "run_id"}`
     """

@@ -1,4 +1,4 @@
-"""The step that brings text into one form."""
+"""Provide the step that normalises text."""
 
 import unicodedata
 from typing import Literal
@@ -27,7 +27,7 @@ _CASES = {"lower": pc.utf8_lower, "upper": pc.utf8_upper, "title": pc.utf8_title
 
 @transform("normalise_text", params=NormaliseText)
 def normalise_text(batch: pa.RecordBatch, params: NormaliseText) -> pa.RecordBatch:
-    """Trim, collapse white space, change case, bring Unicode into one form.
+    """Trim, collapse white space, change case, normalise Unicode.
 
     Example: `{"columns": ["title", "director"], "case": "title", "empty_to_null": true}`
     """

@@ -1,4 +1,4 @@
-"""The metastore: definitions, state, runs, leases, requests, audit and events."""
+"""Create the metastore: definitions, state, runs, leases, requests, audit and events."""
 
 from alembic import op
 
@@ -259,7 +259,7 @@ CREATE TABLE IF NOT EXISTS etl_stage.ledger (LIKE etl.etl_state INCLUDING DEFAUL
 
 
 def upgrade() -> None:
-    # The driver's own cursor: SQLAlchemy would take the `%` of a plpgsql message for a placeholder.
+    # With the driver's own cursor: SQLAlchemy would take the `%` of a plpgsql message for a placeholder.
     cursor = op.get_bind().connection.cursor()
     for statements in (PIPELINES, RUNS, ACCESS, LEDGER):
         cursor.execute(statements)

@@ -1,4 +1,4 @@
-"""For the control plane: labels of pipelines, events by run, and a run's start by the wall clock."""
+"""Add labels of pipelines, events by run, and a run's start by the wall clock."""
 
 from alembic import op
 

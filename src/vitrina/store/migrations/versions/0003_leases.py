@@ -1,4 +1,4 @@
-"""For runners: a lease carries its own length, requests count their tries, idle pipelines cost nothing."""
+"""Store the length of each lease, count the attempts of requests, and index requested pipelines."""
 
 from alembic import op
 

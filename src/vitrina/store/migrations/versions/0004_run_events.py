@@ -1,12 +1,12 @@
-"""Runs and runners announce themselves: their beginnings and ends reach every listener."""
+"""Write events when runs and runners start and end."""
 
 from alembic import op
 
 revision = "0004"
 down_revision = "0003"
 
+# A trigger, like that of the status, so that listeners are notified if an operator ends a run with psql, too.
 STATEMENTS = """
--- A trigger, like that of the status: whoever ends a run (runner, recovery, a person with psql), listeners hear of it.
 CREATE FUNCTION etl.announce_run() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO etl.etl_events (topic, payload)

@@ -1,4 +1,4 @@
-"""For whoever watches: the log of a run, notifications to send, and since when a pipeline has been failing."""
+"""Store logs of runs, notifications to send, and since when a pipeline has been failing."""
 
 from alembic import op
 
@@ -21,8 +21,8 @@ CREATE INDEX etl_run_logs_by_age ON etl.etl_run_logs (at);
 CREATE INDEX etl_runs_succeeded ON etl.etl_runs (pipeline_id, finished_at DESC) WHERE status = 'SUCCESS';
 """
 
-# Triggers, because statuses are moved by the API, by runners, by recovery and by hand: whoever it was, the message is
-# written in the transaction of the move, so it is neither lost nor told of a move that was rolled back.
+# Triggers, because the API, runners, recovery and operators change statuses. The message is written in the transaction
+# of the change, so it is neither lost nor sent for a change that was rolled back.
 NOTIFICATIONS = """
 CREATE TABLE etl.etl_notifications (
     id          uuid PRIMARY KEY DEFAULT gen_random_uuid(),

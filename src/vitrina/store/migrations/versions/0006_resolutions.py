@@ -1,4 +1,4 @@
-"""How a dead letter was resolved stays with it."""
+"""Store how a dead letter was resolved."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""For traces: a request brings the trace that it was made in, and the run that answers it belongs there too."""
+"""Store the trace of a request, to which the run that answers it belongs too."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""With each checkpoint: what it was taken of."""
+"""Store with each checkpoint what it belongs to."""
 
 from alembic import op
 

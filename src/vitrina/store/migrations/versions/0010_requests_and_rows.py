@@ -1,4 +1,4 @@
-"""Backfills are requests of their own, runs say why they are, and a row that cannot be handled is set aside."""
+"""Separate backfills from other requests, record why runs exist, and set aside rows that cannot be handled."""
 
 from alembic import op
 
@@ -29,7 +29,7 @@ ROWS = """
 ALTER TABLE etl.etl_pipelines ADD COLUMN needs_attention jsonb NOT NULL DEFAULT '{}'
     CHECK (jsonb_typeof(needs_attention) = 'object');
 
--- Times that no program can read are refused from whoever writes them by hand, and those that stand there are removed.
+-- Refuse times that no program can read, which may be written by hand, and remove existing ones.
 UPDATE etl.etl_pipelines SET next_run_at = NULL
 WHERE NOT next_run_at BETWEEN '1970-01-01Z' AND '9000-01-01Z';
 UPDATE etl.etl_pipelines SET run_requested_at = clock_timestamp()

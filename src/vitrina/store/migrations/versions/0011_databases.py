@@ -1,4 +1,4 @@
-"""Which connection names are one database. From here on a target is held by its database, not by a name of it."""
+"""Record which connection names are one database. From now on a target is held by its database, not by its name."""
 
 from alembic import op
 

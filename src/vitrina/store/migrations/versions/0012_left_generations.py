@@ -1,4 +1,4 @@
-"""Generations of search indexes that no checkpoint names any more: their index may have to be removed."""
+"""Record generations of search indexes that no checkpoint names any more: their index may have to be removed."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Which request a run answers, and for each receiver of a message how often it was tried and when it is tried again."""
+"""Record which request a run answers, and the attempts and next attempt of a message for each receiver."""
 
 from alembic import op
 

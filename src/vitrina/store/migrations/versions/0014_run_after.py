@@ -1,4 +1,4 @@
-"""Pipelines that run after others: which ones, what has arrived from them, and how old their data is."""
+"""Store which pipelines run after others, what has arrived from them, and how old their data is."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Connections that are kept in the metastore, sealed, and the public keys with which runners let them be sealed."""
+"""Store sealed connections, and the public keys of runners with which they are sealed."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Tens of thousands of pipelines, millions of runs: indexes for what is asked often, events for what changes."""
+"""Add indexes for frequent queries and events for changes: tens of thousands of pipelines, millions of runs."""
 
 from alembic import op
 
@@ -13,7 +13,7 @@ CREATE INDEX etl_runs_by_end ON etl.etl_runs (finished_at, id) WHERE finished_at
 CREATE INDEX etl_dead_letters_of_run ON etl.etl_dead_letters (run_id) WHERE run_id IS NOT NULL;
 """
 
-# No column of these changes with a batch or a heartbeat: such updates stay within their page.
+# No indexed column changes with a batch or a heartbeat, so such updates stay HOT.
 PIPELINES = """
 CREATE INDEX etl_pipelines_claimed ON etl.etl_pipelines (claim_id) WHERE claim_id IS NOT NULL;
 CREATE INDEX etl_pipelines_by_status ON etl.etl_pipelines (status, id);
@@ -36,7 +36,7 @@ CREATE INDEX etl_idempotency_keys_by_age ON etl.etl_idempotency_keys (created_at
 CREATE INDEX etl_notifications_of_pipeline ON etl.etl_notifications (pipeline_id, created_at DESC);
 """
 
-# A list of very many pipelines cannot be read again and again to see what is new in it.
+# A list of very many pipelines cannot be polled for changes.
 DEFINITIONS = """
 CREATE FUNCTION etl.announce_definition() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,4 +1,4 @@
-"""A checkpoint names the parts of a load that count, as ranges, not the highest number of each epoch."""
+"""Store the committed parts of a load in its checkpoint as ranges, not as the highest number of each epoch."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Connectors: what each runner covers, tables as sources, and the scheme of each connection that is kept."""
+"""Store what each runner covers, tables as sources, and the scheme of each stored connection."""
 
 from alembic import op
 

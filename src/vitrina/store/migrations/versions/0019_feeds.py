@@ -1,4 +1,4 @@
-"""Feeds: the logs of source databases, who reads them, what was stored of them, and which pipelines follow."""
+"""Add feeds: the logs of source databases, who reads them, what was stored of them, and which pipelines follow."""
 
 from alembic import op
 

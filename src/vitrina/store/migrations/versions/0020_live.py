@@ -1,4 +1,4 @@
-"""Live pipelines: a third mode, and which version of a definition the runner at work has."""
+"""Add the mode `live`, and the version of a definition that the current runner uses."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Pipelines whose sources are searched for deleted rows are found without reading all definitions."""
+"""Index pipelines whose sources are searched for deleted rows."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Pipelines have checks; the run that is asked for next may accept that some of them fail."""
+"""Add checks to pipelines; the next requested run may accept that some of them fail."""
 
 from alembic import op
 

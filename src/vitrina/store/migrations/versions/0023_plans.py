@@ -1,4 +1,4 @@
-"""Plans: what a definition would change in its target, who looked at it, and who applied it."""
+"""Add plans: what a definition would change in its target, who viewed it, and who applied it."""
 
 from alembic import op
 

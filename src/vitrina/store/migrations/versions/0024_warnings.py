@@ -1,11 +1,11 @@
-"""Messages about checks that warn: whoever is told of failures is told of these, too, when they begin."""
+"""Notify the receivers of failures about checks that begin to warn, too."""
 
 from alembic import op
 
 revision = "0024"
 down_revision = "0023"
 
-# What the run before warned of is no news: a pipeline that runs every minute is told of once.
+# A warning that the previous run had already is not repeated, so a pipeline that runs every minute causes one message.
 STATEMENTS = """
 ALTER TABLE etl.etl_notifications DROP CONSTRAINT etl_notifications_kind_check;
 ALTER TABLE etl.etl_notifications ADD CONSTRAINT etl_notifications_kind_check

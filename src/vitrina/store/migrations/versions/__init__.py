@@ -1,1 +1,1 @@
-"""One file a migration, in the order of their numbers."""
+"""Hold one file per migration, in the order of their numbers."""

@@ -150,7 +150,9 @@ def _meaning(exc: Any, statement: str) -> Exception:
     return Busy(message) if code in _BUSY else FatalError(message)
 
 
-def patiently(move: Callable[[], T], rest: Callable[[float], object], tell: Callable[[str | None], object]) -> T:
+def retry_while_blocked(
+    move: Callable[[], T], rest: Callable[[float], object], tell: Callable[[str | None], object]
+) -> T:
     """Repeat a move, which must be safe to repeat, while the server is busy or unreachable.
 
     `rest` sleeps, or raises when the run shall end; `tell` hears why nothing moves, and None when it moves again.

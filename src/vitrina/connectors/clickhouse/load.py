@@ -42,15 +42,15 @@ class GenerationLoad(BaseLoad):
 
     @property
     def is_shown(self) -> bool:  # type: ignore[override]
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         return self.name is not None and shown is not None and shown.load == self.name
 
     def _find(self) -> Named | None:
-        return self._target.patiently(lambda: self._tables.generation(self.name or ""))
+        return self._target.retry_while_blocked(lambda: self._tables.generation(self.name or ""))
 
     def begin(self, fence: Fence) -> None:
         self.name = new_load()
-        self._generation = self._target.patiently(self._create)
+        self._generation = self._target.retry_while_blocked(self._create)
         fence.after()
         failpoints.hit("load.begun")
         self._discard_others()
@@ -68,7 +68,7 @@ class GenerationLoad(BaseLoad):
     def _discard_others(self) -> None:
         """Drop what abandoned loads left; otherwise it would occupy disk space for good."""
         kept = {self.name}
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         for one in self._tables.objects("g"):
             if one.owner == self._tables.owner and one.load not in kept and (not shown or str(one) != shown.generation):
                 self._tables.drop(one)
@@ -77,7 +77,9 @@ class GenerationLoad(BaseLoad):
         if self.is_shown:
             return False
         self._generation = self._find()
-        gone = self._target.patiently(lambda: self._tables.discard_uncounted(self._required, fence.found.accepted))
+        gone = self._target.retry_while_blocked(
+            lambda: self._tables.discard_uncounted(self._required, fence.found.accepted)
+        )
         if gone:
             self._target.context.log("info", "load.uncounted_discarded", rows=gone)
         return True
@@ -118,9 +120,9 @@ class GenerationLoad(BaseLoad):
         if not self.is_shown:
             self._check(fence.found)
             failpoints.hit("clickhouse.checked")
-            target.patiently(self._switch)
+            target.retry_while_blocked(self._switch)
         failpoints.hit("publish.applied")
-        shown = target.patiently(self._tables.shown)
+        shown = target.retry_while_blocked(self._tables.shown)
         fence.after(Done(counts, identity={IDENTITY: shown.load if shown else None}))
         return counts
 
@@ -128,10 +130,10 @@ class GenerationLoad(BaseLoad):
         """Discard uncounted rows, then refuse surplus rows, repeated keys and a target that would shrink too much."""
         target, tables, name = self._target, self._tables, self._required
         versioned = target.options.is_versioned if target.has_layout else True
-        target.patiently(lambda: tables.discard_uncounted(name, found.accepted))
-        rows = target.patiently(lambda: tables.count(name, final=versioned))
+        target.retry_while_blocked(lambda: tables.discard_uncounted(name, found.accepted))
+        rows = target.retry_while_blocked(lambda: tables.count(name, final=versioned))
         if not versioned and self._loading.refuses_repeats:
-            rows -= target.patiently(self._repeats)
+            rows -= target.retry_while_blocked(self._repeats)
         if rows > found.rows:
             raise StageLost(f"the unfinished generation {name} holds {rows:,} rows, {found.rows:,} were counted")
         if rows < found.rows and self._loading.refuses_repeats:
@@ -189,7 +191,7 @@ class MergeLoad(BaseLoad):
 
     def obstacle(self, found: Checkpoint) -> str | None:
         """Report a target that is not the generation of earlier passes; what they delivered is in no other."""
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         known = found.identity.get(IDENTITY)
         if not (found.safe_upto or found.last_key) or known is None:
             return None
@@ -198,7 +200,7 @@ class MergeLoad(BaseLoad):
         return None
 
     def begin(self, fence: Fence) -> None:
-        shown = self._shown = self._target.patiently(self._current)
+        shown = self._shown = self._target.retry_while_blocked(self._current)
         fence.after(Done(identity={IDENTITY: shown.load}))
 
     def _current(self) -> Shown:
@@ -264,11 +266,11 @@ class MergeLoad(BaseLoad):
     def _merge(self, number: int, *, pieces: int) -> None:
         target, tables, stage = self._target, self._tables, self._stage(number)
         if pieces > 1:
-            target.patiently(lambda: tables.merge_pieces(stage))
+            target.retry_while_blocked(lambda: tables.merge_pieces(stage))
         # The stage was made before: if the claim is still ours now, whoever takes over finds and drops it.
         target.context.require_held()
         failpoints.hit("clickhouse.checked")
-        target.patiently(lambda: tables.attach(stage, self._current_shown.generation))
+        target.retry_while_blocked(lambda: tables.attach(stage, self._current_shown.generation))
         failpoints.hit("merge.applied")
 
     # --- following a source ----------------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class MergeLoad(BaseLoad):
         return counts
 
     def _refuse_replaced(self) -> None:
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         if shown is None or shown.load != self._current_shown.load:
             raise TransientError(f"{self._tables} was deleted or replaced by hand at this moment")
 
@@ -301,7 +303,7 @@ class MergeLoad(BaseLoad):
         from vitrina.connectors.clickhouse.absent import absent_keys
 
         table = self._tables.path(self._current_shown.generation)
-        return self._target.patiently(lambda: absent_keys(self._target, table, stale, read))
+        return self._target.retry_while_blocked(lambda: absent_keys(self._target, table, stale, read))
 
     def _insert_tombstones(self, keys: Sequence[Key], number: int) -> None:
         part = PartId(self._tables.owner.epoch, number)
@@ -309,7 +311,7 @@ class MergeLoad(BaseLoad):
         self._insert(Inserting(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove"))
 
     def count_rows(self) -> int:
-        return self._target.patiently(lambda: self._target.count_shown(self._current_shown))
+        return self._target.retry_while_blocked(lambda: self._target.count_shown(self._current_shown))
 
     # --- repairing -------------------------------------------------------------------------------------------------
 

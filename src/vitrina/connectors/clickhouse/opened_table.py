@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from vitrina.connectors.clickhouse import types
-from vitrina.connectors.clickhouse.client import Missing, Session, patiently
+from vitrina.connectors.clickhouse.client import Missing, Session, retry_while_blocked
 from vitrina.connectors.clickhouse.options import ClickHouseOptions
 from vitrina.connectors.clickhouse.tables import Layout, Shown, Tables
 from vitrina.connectors.clickhouse.writer import GroupingWriter
@@ -75,18 +75,18 @@ class OpenedTable:
     def release(self, writer: GroupingWriter) -> None:
         self._writers.remove(writer)
 
-    def patiently(self, move: Callable[[], T]) -> T:
+    def retry_while_blocked(self, move: Callable[[], T]) -> T:
         """Repeat a move on the run's own thread while the server is busy or unreachable. It must be safe to repeat."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)
             self.context.show()
 
-        return patiently(move, self.context.wait, tell)
+        return retry_while_blocked(move, self.context.wait, tell)
 
     def patiently_aside(self, move: Callable[[], T]) -> T:
         """Repeat a move in the same way on a thread that inserts."""
-        return patiently(move, self.context.wait, self.context.tell)
+        return retry_while_blocked(move, self.context.wait, self.context.tell)
 
     def count_shown(self, shown: Shown) -> int:
         with self._refusing_dropped(shown):
@@ -111,13 +111,13 @@ class OpenedTable:
         The server knows at once how many versions of rows there are, and never fewer than rows. The rows themselves
         are counted only if that many would be too many.
         """
-        shown = self.patiently(self.tables.shown)
+        shown = self.retry_while_blocked(self.tables.shown)
         if shown is None:
             return
         with self._refusing_dropped(shown):
-            at_most = self.patiently(lambda: self.tables.count(shown.generation, final=False))
+            at_most = self.retry_while_blocked(lambda: self.tables.count(shown.generation, final=False))
         if self._shrinks_too_much(rows, at_most):
-            self.refuse_shrinking(rows, self.patiently(lambda: self.count_shown(shown)))
+            self.refuse_shrinking(rows, self.retry_while_blocked(lambda: self.count_shown(shown)))
 
     def _shrinks_too_much(self, rows: int, before: int) -> bool:
         return rows == 0 or rows < before * (1 - self.definition.options.shrink_limit)

@@ -1,4 +1,4 @@
-"""Opening a target or a source of files, in the folder or bucket of its connection."""
+"""Open a target or a source of files, in the folder or bucket of its connection."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def open_target(opening: Opening) -> FilesTarget:
 
 
 def open_source(opening: Opening) -> FilesSource:
-    """Open the files of a connection. Nothing is read yet, and no process is started."""
+    """Open the files of a connection. Nothing is read and no process is started yet."""
     inside = inside_of(opening)
     definition = inside.definition
     if opening.url is None:
@@ -67,6 +67,6 @@ def _query(definition: Definition) -> str:
 
 
 def _identity(definition: Definition, options: FilesOptions) -> str:
-    """Identify what was read up to a checkpoint, and the target that was filled with it."""
+    """Return what identifies the data read up to a checkpoint, and the target that it was written to."""
     parts = [definition.source_connection, _query(definition), options.follow, definition.placed_target]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

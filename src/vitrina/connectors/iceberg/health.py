@@ -1,4 +1,4 @@
-"""What doctor and `vitrina connections test` find out about a catalog and its warehouse; nothing is written."""
+"""Check a catalog and its warehouse for doctor and `vitrina connections test`; write nothing."""
 
 from collections.abc import Iterator
 

@@ -138,7 +138,7 @@ class PipelineManager:
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set():
-            self._telemetry.looked_around()
+            self._telemetry.mark_alive()
             try:
                 with self._metastore("manager", settings=self._limits) as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -151,7 +151,7 @@ class PipelineManager:
 
     def _tick(self, connection: Connection) -> None:
         """Do what was requested at once, and the rest once in a poll interval, however often the runner is woken."""
-        self._telemetry.looked_around()
+        self._telemetry.mark_alive()
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
         self._telemetry.instruments.running.set(self._runs_held)

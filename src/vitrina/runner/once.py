@@ -59,7 +59,7 @@ class OnceRunner(PipelineManager):
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set() and self._ending is None:
-            self._telemetry.looked_around()
+            self._telemetry.mark_alive()
             try:
                 with self._metastore("manager") as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -151,7 +151,7 @@ class OnceRunner(PipelineManager):
         that was requested. If another runner takes it up, its outcome is ours.
         """
         while not self._shutdown.is_set():
-            self._telemetry.looked_around()
+            self._telemetry.mark_alive()
             migrate.require_current(connection)
             self._leave_cancelled(connection)
             self._recover(connection)

@@ -264,7 +264,7 @@ class SearchServer:
             return {}
         if state.pop("kind") != self.kind:
             raise ConfigError(
-                f"{self.directory} holds another kind of server than {self.kind}: use a directory of its own"
+                f"{self.directory} holds another kind of server than {self.kind}: use a separate directory"
             )
         return dict(state)
 

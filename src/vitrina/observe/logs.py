@@ -185,7 +185,7 @@ class Redactor:
 
 
 def redactor_of(settings: Settings) -> Redactor:
-    """Return what masks the secrets of these settings; a named function, so that another process can be told to."""
+    """Return what masks the secrets of these settings; a named function, so that it can be pickled."""
     return Redactor(secrets_of(settings))
 
 

@@ -57,7 +57,7 @@ class ContractFence:
 
     def inside(self, connection: Any, done: Done = DONE) -> None:
         session = self._attempt.target.session
-        assert session is not None, "fence.inside is for a transaction of Postgres, in the target's `session`"
+        assert session is not None, "fence.inside is for a PostgreSQL transaction, in the target's `session`"
         assert connection is session, "the checkpoint moves in a transaction of the target's `session`, or after"
         self._pass(done)
 
@@ -193,7 +193,7 @@ class TargetContract:
         raise NotImplementedError
 
     def shown(self) -> Rows:
-        """Return what is visible; fail if a row is there twice."""
+        """Return what is visible; fail if a row occurs twice."""
         found = self.visible()
         pairs = list(found.items() if isinstance(found, Mapping) else found)
         assert len(pairs) == len(dict(pairs)), f"rows are doubled: {pairs}"
@@ -253,7 +253,7 @@ class TargetContract:
         attempt = self.attempt(self.ledger(), 1)
         attempt.begin("replace")
         attempt.add(1, {1: "Alien"})
-        attempt.write(2, {9: "lost on its way"})
+        attempt.write(2, {9: "lost in transit"})
         attempt.add(3, {2: "Brazil", 3: "Casablanca"})
         attempt.publish()
         assert self.shown() == FIRST
@@ -341,7 +341,7 @@ class TargetContract:
         self.loaded(ledger, 1, FIRST)
         given_up = self.attempt(ledger, 2)
         given_up.begin("replace")
-        given_up.add(ledger.checkpoint.batch_no + 1, {9: "of a load that was given up"})
+        given_up.add(ledger.checkpoint.batch_no + 1, {9: "of an abandoned load"})
         ledger.checkpoint = ledger.checkpoint.without_load()
         self.loaded(ledger, 3, SECOND)
         assert self.shown() == SECOND
@@ -432,7 +432,7 @@ class TargetContract:
         attempt = self.attempt(ledger, 2)
         attempt.begin("merge")
         number = ledger.checkpoint.batch_no + 1
-        attempt.write(number, {9: "lost on its way"})
+        attempt.write(number, {9: "lost in transit"})
         attempt.add(number + 1, {4: "Diva"})
         attempt.publish()
         if attempt.target.visible == "load":

@@ -45,7 +45,7 @@ class WatchedProcess:
         over_memory: Callable[[int], VitrinaError],
         release: Callable[[], None],
     ) -> None:
-        self.process = process
+        self._process = process
         # Held while a caller sends a request and waits for its answer.
         self.busy = threading.Lock()
         # When the pending answer is due, by the monotonic clock. None: no answer is pending.
@@ -73,7 +73,7 @@ class WatchedProcess:
                 return
             self.error = error
             self._ended.set()
-        self.process.kill()
+        self._process.kill()
         threading.Thread(target=self._close, name=f"{self._name}-end", daemon=True).start()
 
     def error_after(self, diagnose: Callable[[], VitrinaError]) -> VitrinaError | None:
@@ -87,12 +87,12 @@ class WatchedProcess:
             deadline = self.deadline
             if deadline is not None and time.monotonic() > deadline:
                 self.end(self._timed_out())
-            elif (used := _memory_mb(self.process.pid)) > self._memory_mb:
+            elif (used := _memory_mb(self._process.pid)) > self._memory_mb:
                 self.end(self._over_memory(used))
 
     def _close(self) -> None:
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_SECONDS)
+            self._process.wait(EXIT_SECONDS)
         with self.busy:  # a caller that waited for an answer has received the error
             self._release()
 

@@ -35,7 +35,7 @@ class ClickHouseOptions(BaseModel):
 
     engine: Engine = Field(
         "ReplacingMergeTree",
-        description="`MergeTree` holds no versions: for full loads alone, which read faster and cannot be repaired.",
+        description="`MergeTree` holds no versions: only for full loads, which are read faster and cannot be repaired.",
     )
     order_by: list[str] | None = Field(
         None, max_length=32, description="Columns that the table is sorted by; with versions, those of `target_key`."
@@ -58,7 +58,7 @@ class ClickHouseOptions(BaseModel):
         default_factory=list, description="Columns that are written as their text, such as a numeric without limits."
     )
     tombstone_hours: int = Field(
-        168, ge=1, le=87_600, description="Deleted rows are removed for good after this many hours."
+        168, ge=1, le=87_600, description="Deleted rows are removed permanently after this many hours."
     )
 
     @field_validator("partition_by")

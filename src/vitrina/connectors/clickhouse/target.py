@@ -112,7 +112,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         if order is not None and set(order) != key:
             raise TargetMismatch(
                 f"options.clickhouse.order_by must have the columns of target_key ({', '.join(layout.key)}), in any"
-                " order: rows with versions are told apart by what they are sorted by; engine MergeTree takes any"
+                " order: row versions are distinguished by the sort columns; engine MergeTree accepts any"
             )
         if options.expiry and options.expiry[0] not in key:
             raise TargetMismatch(

@@ -95,7 +95,7 @@ def _refuse_odd_keys(keys: Sequence[Field]) -> None:
     for one in keys:
         if one.is_array or one.kind.startswith("Float") or one.sent_as == pa.binary():
             raise TargetMismatch(
-                f"target_key column {one.name!r} is {one.kind}, whose values are not told apart exactly"
+                f"target_key column {one.name!r} is {one.kind}, whose values cannot be compared exactly"
             )
 
 

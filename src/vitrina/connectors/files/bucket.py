@@ -121,7 +121,7 @@ class BucketObjects:
 
     def _refuse_missing_bucket(self, exc: Exception) -> None:
         if "NoSuchBucket" in str(exc):
-            raise FatalError(f"there is no bucket {self._bucket.name}: create it, or mend the URL") from exc
+            raise FatalError(f"there is no bucket {self._bucket.name}: create it, or correct the URL") from exc
 
 
 def _version(meta: Any) -> Version:

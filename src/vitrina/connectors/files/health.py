@@ -20,7 +20,9 @@ def check(url: str) -> Iterator[Finding]:
             open_place(place).find("manifest.json")
             yield Finding("OK", f"the bucket {place.name} answers")
     except VitrinaError as exc:
-        yield Finding("PROBLEM", exc.message, "mend the connection's URL, its keys, or what is between")
+        yield Finding(
+            "PROBLEM", exc.message, "correct the connection's URL, its keys, or repair the network in between"
+        )
 
 
 def _folder(place: Folder) -> Finding:

@@ -60,7 +60,7 @@ def _asked(opening: Opening, definition: Definition, *, is_backfill: bool) -> As
 def _query(definition: Definition) -> str:
     if definition.source_table:
         name = definition.source_table.replace('"', '""')
-        return f'SELECT * FROM "{name}"'  # noqa: S608 - judged like every query
+        return f'SELECT * FROM "{name}"'  # noqa: S608 - checked like every query
     if not definition.query:
         raise FatalError("the pipeline has no query: write one, such as SELECT * FROM 'sales/*.parquet'")
     return definition.query

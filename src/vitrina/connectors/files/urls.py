@@ -89,7 +89,7 @@ def kept_problem(url: str) -> str | None:
     if urlsplit(url).scheme.lower() == "file":
         return "a folder of the runner's machine can only be set in its environment"
     if "access_key_id" not in _parameters(urlsplit(url).query):
-        return "a bucket that is kept here needs keys of its own: access_key_id and secret_access_key"
+        return "a bucket that is kept here needs its own keys: access_key_id and secret_access_key"
     return None
 
 

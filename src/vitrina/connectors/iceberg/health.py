@@ -16,7 +16,9 @@ def check(url: str) -> Iterator[Finding]:
         require_package()
         yield _catalog(found)
     except VitrinaError as exc:
-        yield Finding("PROBLEM", exc.message, "mend the connection's URL, its login, or what is between")
+        yield Finding(
+            "PROBLEM", exc.message, "correct the connection's URL, its login, or repair the network in between"
+        )
         return
     yield from places.check(found.warehouse)
 

@@ -85,7 +85,7 @@ class Place:
             raise FatalError(f"iceberg:{name} exists, and Vitrina did not make it: choose another name")
         if table.location().rstrip("/") != self.location:
             raise FatalError(
-                f"iceberg:{name} is at {table.location()}, not at {self.location}: mend the warehouse of the connection"
+                f"iceberg:{name} is at {table.location()}, not at {self.location}: correct the connection's warehouse"
             )
         return table
 

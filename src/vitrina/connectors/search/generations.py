@@ -312,7 +312,7 @@ class Generations:
     def _remove_while(self, stays: Sequence[Json], names: Sequence[str], still_held: Callable[[], object]) -> list[str]:
         """Delete each index in a request that also checks that `stays` holds; `still_held` asks the metastore first.
 
-        A runner may be suspended after any check of its own. Only the server can check and delete atomically.
+        A runner may be suspended after any check that it makes. Only the server can check and delete atomically.
         """
         removed = []
         for name in names:

@@ -310,7 +310,7 @@ class DocumentSender:
         self.concrete = concrete
         self._shared = shared
         # Whether the index was empty when the load began. Rows marked as deleted are then left out.
-        self._made_anew = is_new
+        self._is_new = is_new
         self._engine = BulkEngine(
             client,
             str(alias),
@@ -342,7 +342,7 @@ class DocumentSender:
         """Yield the actions that write these rows as a part of batch `number`."""
         if not table.num_rows:  # an empty table may lack its columns
             return
-        if self._made_anew:
+        if self._is_new:
             table = self._encoder.without_deleted(table)
         version = write_version(self.alias.epoch, number)
         for batch in table.select(self._columns).combine_chunks().to_batches():

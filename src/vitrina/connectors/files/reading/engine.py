@@ -50,7 +50,7 @@ class Engine:
     @property
     def query(self) -> Query:
         """Return the tree of the query, a new one each time, because files are put into it."""
-        return query.judge(self._parsed, self._functions)
+        return query.check(self._parsed, self._functions)
 
     @cached_property
     def _parsed(self) -> str:
@@ -79,11 +79,11 @@ class Engine:
 
     def _text_with(self, files: Files, given: Given) -> str:
         """Return the query as SQL, with the files of each reading in it."""
-        judged = self.query
-        for reading, names, kinds in zip(judged.readings, files, given, strict=True):
+        checked = self.query
+        for reading, names, kinds in zip(checked.readings, files, given, strict=True):
             call = f"SELECT * FROM {reading.call(names, kinds)}"
             query.put_in(reading, json.loads(self._parse(call)))
-        return self._written(judged.tree)
+        return self._written(checked.tree)
 
     def _written(self, tree: dict[str, Any]) -> str:
         """Return a tree as SQL."""
@@ -105,10 +105,10 @@ class Engine:
 
     def _columns_of(self, session: Any, place: int, names: Sequence[str]) -> list[Result]:
         """Describe files as one of the readings sees them, with its parameters."""
-        judged = self.query
-        reading = judged.readings[place]
+        checked = self.query
+        reading = checked.readings[place]
         query.put_in(reading, json.loads(self._parse(f"SELECT * FROM {reading.call(names)}")))
-        return types.described(session.sql(self._written(query.selecting(judged.tree, reading))))
+        return types.described(session.sql(self._written(query.selecting(checked.tree, reading))))
 
     def _guessed(self, place: int, names: Sequence[str]) -> dict[str, str] | None:
         with self._asking(names) as session:
@@ -168,7 +168,7 @@ class Engine:
             if not others and any(mark in first.name for mark in ",;|\t"):
                 raise SourceQueryFailed(
                     f'{names[0]} has lines with different numbers of values, or other quotes than ": its lines are not'
-                    f" columns, but {first.name!r} is one. Mend the file, or say what it is, such as"
+                    f" columns, but {first.name!r} is one. Correct the file, or describe its format, such as"
                     f" read_csv({quoted(reading.patterns[0])}, delim = ',', strict_mode = false)"
                 )
 

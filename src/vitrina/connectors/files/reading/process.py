@@ -66,12 +66,12 @@ class Reader:
         life_end, self._life = os.pipe()
         theirs = (theirs_in, theirs_out, life_end)
         try:
-            process = self._start(theirs, folder)
+            self._process = self._start(theirs, folder)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
         self._watched = WatchedProcess(
-            process,
+            self._process,
             name="files",
             memory_mb=limits.memory_mb,
             timed_out=self._timed_out,
@@ -145,7 +145,7 @@ class Reader:
         """End the process, in the middle of a query if necessary. It writes nothing afterwards."""
         self._watched.end(Disconnected("the reading of files was ended with its run"))
         with suppress(subprocess.TimeoutExpired):  # the caller may be the watchdog of all runs
-            self._watched.process.wait(_KILL_SECONDS)
+            self._process.wait(_KILL_SECONDS)
 
     def _timed_out(self) -> VitrinaError:
         return SourceQueryFailed(
@@ -168,7 +168,7 @@ class Reader:
     def _diagnose(self) -> VitrinaError:
         """Determine why the process ended by itself."""
         with suppress(subprocess.TimeoutExpired):
-            code = self._watched.process.wait(EXIT_SECONDS)
+            code = self._process.wait(EXIT_SECONDS)
             output = self._end_of_output()
             if code in (-signal.SIGKILL, -signal.SIGTERM):
                 return TransientError("the process that reads files was ended from outside; perhaps memory ran out")

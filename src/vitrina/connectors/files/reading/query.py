@@ -158,16 +158,16 @@ class Query:
         )
 
 
-def judge(parsed: str, functions: Functions) -> Query:
+def check(parsed: str, functions: Functions) -> Query:
     """Check the tree from DuckDB's parser. Raise `SourceQueryFailed` that says what is not allowed."""
     try:
         tree = json.loads(parsed)
-        return _judge(tree, functions)
+        return _check(tree, functions)
     except RecursionError as exc:
         raise SourceQueryFailed("the query is nested too deeply") from exc
 
 
-def _judge(tree: Node, functions: Functions) -> Query:
+def _check(tree: Node, functions: Functions) -> Query:
     if tree.get("error"):
         raise SourceQueryFailed(_parse_error(tree))
     if len(tree["statements"]) != 1:
@@ -179,8 +179,8 @@ def _judge(tree: Node, functions: Functions) -> Query:
     called: set[str] = set()
     readings = []
     for node in _nodes(statement):
-        _judge_expression(node, functions, called)
-        reading = _judge_table(node, named)
+        _check_expression(node, functions, called)
+        reading = _check_table(node, named)
         if reading:
             readings.append(reading)
     if not readings:
@@ -223,7 +223,7 @@ def _cte_names(node: Node) -> Iterator[str]:
         yield str(node["cte_name"])
 
 
-def _judge_expression(node: Node, functions: Functions, called: set[str]) -> None:
+def _check_expression(node: Node, functions: Functions, called: set[str]) -> None:
     kind = node.get("class")
     if kind is None:
         return
@@ -233,11 +233,11 @@ def _judge_expression(node: Node, functions: Functions, called: set[str]) -> Non
         name = str(node.get("function_name", "")).lower()
         if name in READERS or name in _TABLE_FUNCTIONS:
             return  # checked as a table; DuckDB has no such scalar function
-        _judge_function(node, name, functions)
+        _check_function(node, name, functions)
         called.add(name)
 
 
-def _judge_function(node: Node, name: str, functions: Functions) -> None:
+def _check_function(node: Node, name: str, functions: Functions) -> None:
     path = node.get("qualified_name", {}).get("path", [name])
     if node.get("schema") or node.get("catalog") or len(path) > 1:
         raise SourceQueryFailed(f"{'.'.join(map(str, path))}: call functions without a schema")
@@ -252,7 +252,7 @@ def _is_unstable_name(node: Node) -> bool:
     return bool(names) and names[-1].lower() in UNSTABLE
 
 
-def _judge_table(node: Node, named: set[str]) -> FileScan | None:
+def _check_table(node: Node, named: set[str]) -> FileScan | None:
     kind = node.get("type")
     if "class" in node or not isinstance(kind, str):
         return None

@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _CheckedQuery:
     """Hold what the worker reported about the query."""
 
     patterns: tuple[tuple[str, ...], ...]
@@ -91,7 +91,7 @@ class FilesSource(BaseSource):
         self._private: Private | None = None
         self._staging: Staging | None = None
         self._reader: Reader | None = None
-        self._judged: _Judged | None = None
+        self._query: _CheckedQuery | None = None
         # The files found by the last listing, for each reading.
         self._listed: tuple[tuple[File, ...], ...] | None = None
         self._columns: list[Any] = []
@@ -150,27 +150,27 @@ class FilesSource(BaseSource):
 
     def _list(self) -> tuple[tuple[File, ...], ...]:
         if self._listed is None:
-            judged, place = self._judge(), self._open().files
-            patterns = dict.fromkeys(one for patterns in judged.patterns for one in patterns)
+            query, place = self._checked_query(), self._open().files
+            patterns = dict.fromkeys(one for patterns in query.patterns for one in patterns)
             known = {pattern: listing.find(place, pattern) for pattern in patterns}
             found = [
                 {pattern: [file for file in known[pattern] if file.size or not is_text] for pattern in patterns}
-                for patterns, is_text in zip(judged.patterns, judged.are_texts, strict=True)
+                for patterns, is_text in zip(query.patterns, query.are_texts, strict=True)
             ]
             listed = tuple(_together(one.values()) for one in found)
             for pattern in (pattern for one in found for pattern, files in one.items() if not files):
-                self._require(pattern, judged, listed)
+                self._require(pattern, query, listed)
             self._listed = listed
         return self._listed
 
-    def _require(self, pattern: str, judged: _Judged, listed: tuple[tuple[File, ...], ...]) -> None:
+    def _require(self, pattern: str, query: _CheckedQuery, listed: tuple[tuple[File, ...], ...]) -> None:
         """Raise for a pattern that matches no file, unless that is allowed for all files that are followed."""
-        followed = self._followed(judged)
+        followed = self._followed(query)
         are_there = [files for place, files in enumerate(listed) if place in followed or not followed]
         if self._asked.allow_none and not any(are_there):
             return
         raise SourceQueryFailed(
-            f"no file of {self._asked.connection} matches {pattern!r}, or only empty ones: mend the name, or set"
+            f"no file of {self._asked.connection} matches {pattern!r}, or only empty ones: correct the name, or set"
             " options.allow_empty if there may be no files at all"
         )
 
@@ -178,28 +178,28 @@ class FilesSource(BaseSource):
     def _is_there(self) -> bool:
         return all(self._list())
 
-    def _judge(self) -> _Judged:
-        if self._judged is None:
-            said = self._ask("judge").fields
+    def _checked_query(self) -> _CheckedQuery:
+        if self._query is None:
+            said = self._ask("check").fields
             readings = said["readings"]
-            judged = _Judged(
+            query = _CheckedQuery(
                 tuple(tuple(one["patterns"]) for one in readings),
                 tuple(one["is_text"] for one in readings),
                 said["rowwise"],
                 said["stable"],
                 any(one["by_name"] for one in readings),
             )
-            self._followed(judged)
-            self._judged = judged
-        return self._judged
+            self._followed(query)
+            self._query = query
+        return self._query
 
-    def _followed(self, judged: _Judged) -> frozenset[int]:
+    def _followed(self, query: _CheckedQuery) -> frozenset[int]:
         """Return the readings that are read file by file. Raise if they cannot be determined."""
         if not self._asked.by_file:
-            return frozenset({0}) if judged.is_rowwise else frozenset()
-        if judged.by_name:
+            return frozenset({0}) if query.is_rowwise else frozenset()
+        if query.by_name:
             raise SourceQueryFailed("union_by_name reads files together, which mode incremental reads one by one")
-        texts = [", ".join(patterns) for patterns in judged.patterns]
+        texts = [", ".join(patterns) for patterns in query.patterns]
         follow = self._asked.follow or (texts[0] if len(set(texts)) == 1 else None)
         if follow is None:
             raise SourceQueryFailed(
@@ -213,11 +213,11 @@ class FilesSource(BaseSource):
 
     @property
     def _reads_by_file(self) -> bool:
-        return bool(self._followed(self._judge()))
+        return bool(self._followed(self._checked_query()))
 
     def _steps(self, window: Window) -> Iterator[_Step]:
-        judged, listed = self._judge(), self._list()
-        followed = self._followed(judged)
+        query, listed = self._checked_query(), self._list()
+        followed = self._followed(query)
         if not followed:
             yield _Step(listed, own=tuple(dict.fromkeys(file for files in listed for file in files)))
             return
@@ -267,7 +267,7 @@ class FilesSource(BaseSource):
         """Return where to resume after a batch: within its file, at the beginning of the file, or None."""
         if step.name is None:
             return None
-        if self._judge().is_rowwise and self._judge().is_stable:
+        if self._checked_query().is_rowwise and self._checked_query().is_stable:
             return (step.name, str(count))
         # A merge may read rows twice, a load may not.
         return (step.name, "0") if self._asked.by_file else None

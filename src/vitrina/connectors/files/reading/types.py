@@ -139,7 +139,7 @@ def _fitted(expected: Result, kind: str, where: str) -> str:
         return f"CAST({name} AS {expected.type}) AS {name}"
     raise SourceQueryFailed(
         f"{where} has {expected.name!r} as {kind}, the files before it as {expected.type}: say in the query what it"
-        f" shall be, such as CAST({name} AS {expected.type}) AS {name}"
+        f" should be, such as CAST({name} AS {expected.type}) AS {name}"
     )
 
 

@@ -65,12 +65,12 @@ def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
         yield Message({"error": wire.packed_error(exc)})
 
 
-def _judge(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
-    judged = engine.query
+def _check(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    checked = engine.query
     readings = [
-        {"patterns": list(one.patterns), "by_name": one.by_name, "is_text": one.is_text} for one in judged.readings
+        {"patterns": list(one.patterns), "by_name": one.by_name, "is_text": one.is_text} for one in checked.readings
     ]
-    yield Message({"readings": readings, "rowwise": judged.is_rowwise, "stable": judged.is_stable})
+    yield Message({"readings": readings, "rowwise": checked.is_rowwise, "stable": checked.is_stable})
 
 
 def _describe(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
@@ -86,7 +86,7 @@ def _read(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
     yield Message({"end": True})
 
 
-_ANSWERS = {"judge": _judge, "describe": _describe, "read": _read}
+_ANSWERS = {"check": _check, "describe": _describe, "read": _read}
 
 
 if __name__ == "__main__":

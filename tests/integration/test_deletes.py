@@ -194,7 +194,7 @@ def test_scans_are_asked_for_when_they_are_due(workbench: Workbench) -> None:
         ({"options": {"deletes": "none"}, "mode": "live"}, "makes the target equal to the query"),
         ({"options": {"deletes": "none", "delete_when": "gone"}, "mode": "full"}, "delete_when says something else"),
         ({"options": {"deletes": "some"}}, "some"),
-        ({"type": "PYTHON", "python_task": "made_up", "source_query": None}, "gives what is new"),
+        ({"type": "PYTHON", "python_task": "made_up", "source_query": None}, "returns only what is new"),
     ],
 )
 def test_what_does_not_go_with_a_scan_is_refused(fields: dict[str, Any], said: str) -> None:

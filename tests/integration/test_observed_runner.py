@@ -20,7 +20,7 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.observe import logs
-from vitrina.observe.run_logs import LineKeeper
+from vitrina.observe.run_logs import RunLogWriter
 from vitrina.observe.shared_session import SharedSession
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import Settings
@@ -241,7 +241,7 @@ def test_probes_tell_what_is_wrong(
     # A long lease: the next heartbeat must not come between what is broken here and the look at it. Nor may the loop's
     # next look around: a runner leaves a metastore of another version, and its probes with it.
     settings = told[0].model_copy(update={"lease_ttl_seconds": 3600.0})
-    monkeypatch.setattr(PipelineManager, "_tick", lambda manager, _: manager._telemetry.looked_around())
+    monkeypatch.setattr(PipelineManager, "_tick", lambda manager, _: manager._telemetry.mark_alive())
     with observed(settings) as runner:
         assert runner.http.get("/livez").json() == {"status": "ok"}
         ready = runner.http.get("/readyz?verbose")
@@ -267,7 +267,7 @@ def test_kept_lines_have_no_secrets_and_survive_odd_values(
     claim = workbench.claim()
     dropped: list[int] = []
     session = SharedSession(settings)
-    keeper = LineKeeper(settings, session.turn, on_dropped=dropped.append)
+    keeper = RunLogWriter(settings, session.turn, on_dropped=dropped.append)
     keeper.start()
     try:
         log = structlog.get_logger().bind(run_id=str(claim.run_id))

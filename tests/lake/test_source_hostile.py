@@ -239,7 +239,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_not_plain_reading_is_refused(judge: Engine, text: str) -> None:
     with pytest.raises(SourceQueryFailed, match=REFUSED[text]):
-        query.judge(judge._parse(text), judge._functions)
+        query.check(judge._parse(text), judge._functions)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -282,7 +282,7 @@ def test_every_function_of_duckdb_is_judged(judge: Engine) -> None:
         if name in ("unnest", "json_each", "json_tree") or name in query.READERS:
             continue
         with pytest.raises(SourceQueryFailed, match="not allowed"):
-            query.judge(judge._parse(f"SELECT * FROM {name}('a.csv'), 'a.csv'"), judge._functions)
+            query.check(judge._parse(f"SELECT * FROM {name}('a.csv'), 'a.csv'"), judge._functions)
 
 
 def test_an_endless_query_is_ended(sources: Any) -> None:
@@ -489,7 +489,7 @@ def test_empty_files_have_no_rows(sources: Any, folder: Path) -> None:
     reading = sources("SELECT * FROM 'in/*.csv'").read(Window(), "natural")
     assert sum(batch.take().num_rows for batch in reading) == 3
     (folder / "in" / "b.csv").write_text("")
-    with pytest.raises(SourceQueryFailed, match="or only empty ones: mend the name"):
+    with pytest.raises(SourceQueryFailed, match="or only empty ones: correct the name"):
         sources("SELECT * FROM 'in/*.csv'").describe(Window())
 
 
@@ -556,7 +556,7 @@ def test_a_folder_is_removed_to_the_end_when_the_runner_is_gone(tmp_path: Path) 
             os.close(descriptor)
         limits = {"memory_mb": 512, "threads": 1, "spill_mb": 10, "spill": str(private)}
         wire.send(requests, Message({"query": "SELECT * FROM 'a.csv'", "limits": limits}))
-        wire.send(requests, Message({"op": "judge"}))
+        wire.send(requests, Message({"op": "check"}))
         assert "error" not in wire.receive(replies).fields
         for descriptor in (life, requests, replies):
             os.close(descriptor)

@@ -138,7 +138,7 @@ def test_a_block_that_somebody_set_is_named_and_waited_for(
     setting = f"index.blocks.{block}"
     client.put_settings(index, {setting: True})
     try:
-        running = run_until_it_waits(bench, because=f"somebody set {setting}: clear it")
+        running = run_until_it_waits(bench, because=f"a user set {setting}: clear it")
     finally:
         client.put_settings(index, {setting: None})
     running.join(timeout=120)

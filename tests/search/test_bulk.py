@@ -231,7 +231,7 @@ def test_a_document_that_spoils_its_whole_request_is_found(writing: Writing) -> 
 def test_a_server_that_takes_nothing_is_not_asked_for_every_document(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(400, times=1_000_000)
 
-    with pytest.raises(errors.FatalError, match="takes none of the documents"):
+    with pytest.raises(errors.FatalError, match="accepts none of the documents"):
         writing.engine().send(updates(2000))
     assert len(proxy.bulk_requests) < 1000
 

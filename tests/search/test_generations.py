@@ -147,7 +147,7 @@ def test_an_index_of_that_name_is_taken_over(client: SearchClient, generations: 
 
     said = generations.swap(name, seen, claimed)
 
-    assert said == f"{generations.index} was an index of its own; it was replaced by an alias of {name} and deleted"
+    assert said == f"{generations.index} was an index, not an alias; it was replaced by an alias of {name} and deleted"
     assert generations.standing() == Standing(name, is_alias=True)
 
 
@@ -157,7 +157,7 @@ def test_an_index_of_that_name_is_refused_when_the_option_says_so(
     client.create_index(generations.index, {})
     seen = generations.standing()
 
-    with pytest.raises(errors.TargetMismatch, match="is an index of its own"):
+    with pytest.raises(errors.TargetMismatch, match="is an index, not an alias"):
         generations.refuse_concrete(seen, "refuse")
     with pytest.raises(errors.TargetMismatch):
         generations.swap(generations.create(PIPELINE, MAPPING), seen, on_concrete_index="refuse")

@@ -128,7 +128,7 @@ def test_a_document_that_no_request_can_hold_is_a_dead_letter_at_once(
     assert (run["status"], run["rows_rejected"]) == ("SUCCESS", 1)
     [letter] = bench.sql("SELECT document_id, error FROM etl.etl_dead_letters")
     assert letter["document_id"] == "3"
-    assert "the server takes no document of" in letter["error"]
+    assert "the server accepts no document of" in letter["error"]
     assert len(documents(client, index)) == 8
 
 

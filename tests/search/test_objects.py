@@ -240,7 +240,7 @@ def test_mutant_that_counts_the_second_of_a_pair_alone_is_caught(
     def careless(delivery: Delivery, positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
         return list(items[1::2]) if len(items) > len(positions) else list(items)
 
-    monkeypatch.setattr(Delivery, "_words_on", careless)
+    monkeypatch.setattr(Delivery, "_item_per_document", careless)
     written.write(rows({"a": 1, "b": 2}))
     proxy.fault = FailItems(0.3, 429, "es_rejected_execution_exception", times=30)
 

@@ -1,7 +1,7 @@
-"""Comparing two sides: counts and ends, buckets narrowed down to the keys that differ, or random keys.
+"""Compare two sides: counts and extremes, buckets narrowed down to the keys that differ, or random keys.
 
-The order of looking is what makes the answer exact while both sides move: checkpoint, then mart, then source. A source
-row older than the checkpoint was delivered before the mart was looked at, and the mart cannot know a newer one.
+The read order makes the result exact while both sides change: checkpoint, then mart, then source. A source row older
+than the checkpoint was delivered before the mart was read, and the mart cannot have a newer one.
 """
 
 from array import array
@@ -13,12 +13,12 @@ from vitrina.ports.batch import Key
 from vitrina.ports.compare import ComparableSide, Difference, Extent, Kind, RowImage
 from vitrina.sentences import say
 
-# About this many rows share a bucket: few enough to list when one of them differs.
+# The average number of rows in a bucket: few enough to list when one of them differs.
 BUCKET_ROWS = 256
 MIN_BUCKETS, MAX_BUCKETS = 64, 65_536
-# So many keys are looked up one by one in the second look; of more, their buckets are read again.
+# Up to this many keys are looked up one by one in the second comparison; for more, their buckets are read again.
 LOOKUP_KEYS = 10_000
-# Differences that are kept with their keys, to be repaired; beyond it they are only counted.
+# Differences that are kept with their keys, to be repaired; further ones are only counted.
 KEPT_KEYS = 100_000
 
 
@@ -28,18 +28,18 @@ Buckets = tuple[int, Sequence[int]]
 
 @dataclass
 class Comparison:
-    """What one look at both sides found."""
+    """Hold what one comparison of both sides found."""
 
     extents: tuple[Extent, Extent] | None = None
     rows: tuple[int, int] | None = None
     differences: list[Difference] = field(default_factory=list)
-    places: "array[int]" = field(default_factory=lambda: array("q"))  # of all differences, in order
-    buckets: list[Buckets] = field(default_factory=list)  # those that differ, in groups
+    places: "array[int]" = field(default_factory=lambda: array("q"))  # of all differences, sorted
+    buckets: list[Buckets] = field(default_factory=list)  # buckets that differ, in groups
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))  # of all differences
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether all differences are kept with their keys."""
+        """Return whether all differences are kept with their keys."""
         return len(self.differences) == len(self.places)
 
     def add(self, difference: Difference) -> None:
@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass
 class Confirmation:
-    """What both looks agree on."""
+    """Hold the differences that both comparisons found."""
 
     counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
     in_flight: int = 0
@@ -66,9 +66,6 @@ class Confirmation:
         return sum(self.counts.values())
 
 
-# --- the first look ------------------------------------------------------------------------------------------------
-
-
 def look_quickly(source: ComparableSide, target: ComparableSide) -> Comparison:
     there = target.extent()
     here = source.extent()
@@ -76,7 +73,7 @@ def look_quickly(source: ComparableSide, target: ComparableSide) -> Comparison:
 
 
 def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows: int) -> Comparison:
-    """Compare one sum of each side. If they differ, compare bucket by bucket, and list and join what differs."""
+    """Compare one sum of each side. If they differ, compare the buckets, and list and join those that differ."""
     total = target.total()
     wanted = source.total()
     if total == wanted:
@@ -90,7 +87,7 @@ def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows:
     if look.buckets:
         for difference in _join_buckets(source, target, look.buckets):
             look.add(difference)
-    look.places = array("q", sorted(look.places))  # group by group, they did not come in order
+    look.places = array("q", sorted(look.places))  # the groups are not in order
     return look
 
 
@@ -103,7 +100,7 @@ def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int |
 
 
 def look_at_sample(source: ComparableSide, target: ComparableSide, *, keys: int) -> Comparison:
-    """Choose keys of both sides, because those of the mart alone would never show a missing row."""
+    """Compare random keys of both sides, because those of the mart alone would never show a missing row."""
     chosen = list(dict.fromkeys([*source.random_keys((keys + 1) // 2), *target.random_keys(keys // 2)]))
     look = Comparison()
     for difference in _join_keys(source, target, chosen):
@@ -112,7 +109,7 @@ def look_at_sample(source: ComparableSide, target: ComparableSide, *, keys: int)
 
 
 def quick_findings(look: Comparison, *, others_write: bool) -> list[str]:
-    """Report what counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
+    """Return what counts and extremes prove to be wrong. Rows in flight prove nothing."""
     assert look.extents is not None
     here, there = look.extents
     findings: list[str] = []
@@ -137,9 +134,6 @@ def _bucket_count(rows: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-# --- the second look -----------------------------------------------------------------------------------------------
-
-
 def confirm(
     first: Comparison,
     source: ComparableSide,
@@ -148,17 +142,17 @@ def confirm(
     still_moving: Callable[[Difference, Difference], bool],
     others_write: bool = False,
 ) -> Confirmation:
-    """Call a difference only what differs again, and is not younger than the checkpoint in either look.
+    """Confirm differences that exist in both comparisons and are older than the checkpoint in both.
 
-    Where others write to the same mart, rows that this source does not have are theirs.
+    If other pipelines write to the same mart, rows that this source lacks belong to them.
     """
     verdict = Confirmation()
     seen = {difference.place: difference for difference in first.differences}
-    gone = len(first.places)
+    resolved = len(first.places)
     for again in _look_again(first, source, target):
         if not first.has(again.place):
-            continue  # it began to differ between the looks
-        gone -= 1
+            continue  # it began to differ after the first comparison
+        resolved -= 1
         if others_write and again.kind is Kind.EXTRA:
             continue
         before = seen.get(again.place)
@@ -168,7 +162,7 @@ def confirm(
         verdict.counts[again.kind] += 1
         if len(verdict.confirmed) < KEPT_KEYS:
             verdict.confirmed.append(again)
-    verdict.in_flight += gone
+    verdict.in_flight += resolved
     return verdict
 
 
@@ -179,10 +173,7 @@ def _look_again(first: Comparison, source: ComparableSide, target: ComparableSid
     return _join_buckets(source, target, first.buckets)
 
 
-# --- joining ---------------------------------------------------------------------------------------------------------
-
-
-# The mart is asked before the source: see above.
+# The mart is read before the source; see the module docstring.
 
 
 def _join_buckets(source: ComparableSide, target: ComparableSide, groups: Sequence[Buckets]) -> Iterator[Difference]:
@@ -216,12 +207,9 @@ def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Di
             here, there = next(source, None), next(target, None)
 
 
-# --- details -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Detail:
-    """A difference as people read it: the columns that differ, with both values as text."""
+    """Show a difference to people: the columns that differ, with both values as text."""
 
     kind: Kind
     key: dict[str, str]
@@ -244,6 +232,6 @@ def _detail(difference: Difference, here: Texts | None, there: Texts | None, sid
     names = [name for name in {**(here or {}), **(there or {})} if name not in key]
     pairs = {name: ((here or {}).get(name), (there or {}).get(name)) for name in names}
     if difference.kind is Kind.DIFFERING:
-        gone = here is None or there is None  # since it was looked at
-        pairs = {} if gone else {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+        removed = here is None or there is None  # since the comparison
+        pairs = {} if removed else {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
     return Detail(difference.kind, key, pairs)

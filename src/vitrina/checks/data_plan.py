@@ -1,4 +1,4 @@
-"""What the next full load of a pipeline would change in its target, found out without writing there."""
+"""Plan what the next full load of a pipeline would change in its target, without writing to it."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -33,14 +33,14 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-# Why a run would be refused before it reads: the columns can be told all the same.
+# Errors that would refuse a run before it reads; the columns can be planned all the same.
 _UNFIT = (TargetMismatch, BadKey, BadCheck)
 _KINDS: dict[Kind, SampleKind] = {Kind.MISSING: "added", Kind.DIFFERING: "changed", Kind.EXTRA: "removed"}
 
 
 @dataclass
 class DataPlan:
-    """One plan. `as_dict` is the form that is kept and shown."""
+    """Hold one plan. `as_dict` returns the form that is stored and shown."""
 
     target: str
     mode: str
@@ -53,7 +53,7 @@ class DataPlan:
     # Why the run would publish nothing.
     refusals: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    # How to read it: why rows are not told, or what they are the rows of.
+    # How to read the plan: why rows are missing from it, or which rows it shows.
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -84,7 +84,7 @@ def _told(column: Column) -> dict[str, str]:
 
 
 def make(row: Row, saved: Row | None, settings: Settings, metastore: Connection) -> DataPlan:
-    """Plan the pipeline as `row` defines it. `saved` is what it is now; None: there is none yet."""
+    """Plan the pipeline as `row` defines it. `saved` is its current definition; None if there is none yet."""
     started = time.monotonic()
     with ExitStack() as sessions:
         opened = opening.open_for_inspection(row, settings, metastore, sessions)
@@ -116,17 +116,14 @@ def _look(made: DataPlan, opened: Opened) -> None:
     _count_rows(made, job)
 
 
-# --- columns ---------------------------------------------------------------------------------------------------------
-
-
 def _compare_columns(made: DataPlan, opened: Opened, output: Sequence[Column]) -> None:
-    """Compare with the columns of the target, where it tells them."""
+    """Compare with the columns of the target, if it has column types."""
     known = opened.target.known()
     if known is None:
         made.added = list(output)
         return
     options = opened.definition.options
-    # A cursor that is read and not kept, and the column that says which rows are deleted, are none of the target's.
+    # The target has neither a cursor that is read but not kept, nor the column that marks deleted rows.
     unkept = {opened.definition.incremental_key, opened.definition.incremental_id_key, options.delete_when}
     named = {column.name for column in output}
     written = (opened.checkpoint.identity.get("columns") or {}).get("names", ())
@@ -143,7 +140,7 @@ def _compare_columns(made: DataPlan, opened: Opened, output: Sequence[Column]) -
 def _compare_with_saved(
     made: DataPlan, saved: Row | None, settings: Settings, metastore: Connection, opened: Opened
 ) -> None:
-    """Compare with the columns that the saved definition gives, for a target that does not tell its own."""
+    """Compare with the columns of the saved definition, for a target without column types."""
     if saved is None or opened.source.runs_when_described:
         return
     with ExitStack() as sessions:
@@ -156,14 +153,11 @@ def _compare_with_saved(
     made.retyped = [(one, other) for one, other in pairs if one.type != other.type]
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 def _count_rows(made: DataPlan, job: Job) -> None:
     try:
         made.rows = _staged(made, job) if isinstance(job.target, Foresees) else _compared(made, job)
     except FatalError as exc:
-        # A run would meet the same: a key that comes twice, a row on which the query fails.
+        # A run would fail in the same way: a repeated key, or a row on which the query fails.
         if isinstance(job.target, Foresees):
             made.refusals.append(exc.message)
         else:
@@ -178,7 +172,7 @@ def _count_rows(made: DataPlan, job: Job) -> None:
 
 
 def _staged(made: DataPlan, job: Job) -> DataDifference:
-    """Bring everything to a load of its own, as a full load would, and let the target compare."""
+    """Fill a separate load, as a full load would, and let the target compare it."""
     job = replace(job, plan=_of_full_load(job.plan))
     with _planned(job) as planned:
         made.added = list(planned.new_columns)
@@ -188,7 +182,7 @@ def _staged(made: DataPlan, job: Job) -> DataDifference:
 
 
 def _of_full_load(plan: Plan) -> Plan:
-    """Read everything, also where the next run would read what is new."""
+    """Return a plan that reads everything, even if the next run would read only what is new."""
     if plan.loads_at_once:
         return plan
     paging = "one statement" if plan.route == "pushdown" else plan.paging
@@ -214,7 +208,7 @@ def _planned(job: Job) -> Iterator[PlannedLoad]:
 
 
 def _filled(job: Job, planned: PlannedLoad) -> tuple[Checkpoint, int]:
-    """Fill the load; the parts that count, and the number of rows that steps rejected."""
+    """Fill the load; return the accepted parts, and the number of rows that steps rejected."""
     found, rejected = Checkpoint(), 0
     window = replace(load_input.window_of(job), batch_rows=lambda: job.definition.batch_size)
     with load_input.open_filling(job, planned.load, window) as filled:
@@ -224,7 +218,7 @@ def _filled(job: Job, planned: PlannedLoad) -> tuple[Checkpoint, int]:
     return found, rejected
 
 
-# --- targets that cannot tell, compared as reconcile does -------------------------------------------------------------
+# Targets that cannot plan a load are compared as reconcile does.
 
 
 def _compared(made: DataPlan, job: Job) -> DataDifference:

@@ -1,7 +1,7 @@
-"""Rows that left the source of an incremental pipeline: no pass can see them, so that keys are compared and removed.
+"""Remove rows that left the source of an incremental pipeline: no pass can see them, so keys are compared.
 
-Only keys are compared. What is found twice is read again under the pipeline's lease before it is removed: a key that
-has come back meanwhile is written, not removed, whatever other sessions do to the source.
+Only keys are compared. What is found twice is read again under the pipeline's lease before it is removed. A key that
+has come back by then is written, not removed, whatever other sessions do to the source.
 """
 
 import time
@@ -25,9 +25,9 @@ from vitrina.store import database, pipelines, requests
 from vitrina.store.database import Connection
 
 KIND = "delete_scan"
-# Between the two looks, as for a comparison.
+# Between the two comparisons, as in reconcile.
 CONFIRM_AFTER_SECONDS = 2.0
-# How long a run that is under way is waited for; the next scan finds what this one had to leave.
+# How long to wait for a running run; the next scan finds what this one had to leave.
 WAIT_SECONDS = 60.0
 
 
@@ -39,7 +39,7 @@ def scan(
     *,
     confirm_after_seconds: float = CONFIRM_AFTER_SECONDS,
 ) -> dict[str, Any]:
-    """Find the keys that left the source, and remove them from the target as a run of its own."""
+    """Find the keys that left the source, and remove them from the target in a separate run."""
     row = pipelines.find(metastore, request["pipeline_id"])
     if row is None:
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
@@ -53,7 +53,7 @@ def scan(
 
 
 def request_due(metastore: Connection) -> int:
-    """Ask for the scans that `options.deletes` schedules; any runner may perform them."""
+    """Request the scans that `options.deletes` schedules; any runner may perform them."""
     asked = 0
     for found in requests.list_scan_schedules(metastore, KIND):
         try:
@@ -83,7 +83,7 @@ def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_s
 
 
 def _extra(look: Comparison) -> Comparison:
-    """Keep what the target alone has; a row that it lacks is on its way, or is for a comparison to find."""
+    """Keep what only the target has. A row that it lacks is in flight, or for a full comparison to find."""
     return look if any(one.kind is Kind.EXTRA for one in look.differences) or not look.is_complete else Comparison()
 
 
@@ -100,7 +100,7 @@ def _wait_for_runs(metastore: Connection, row: dict[str, Any]) -> None:
             return
         if time.monotonic() > deadline:
             raise Conflict(
-                f"pipeline {row['name']} is {now['status']}: rows that left its source are removed beside no run; the"
-                " next scan tries again"
+                f"pipeline {row['name']} is {now['status']}: rows that left its source are not removed during a run;"
+                " the next scan tries again"
             )
         time.sleep(0.5)

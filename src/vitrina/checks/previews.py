@@ -1,4 +1,4 @@
-"""A look at what Python steps make of the first rows, step by step; nothing is written."""
+"""Preview what Python steps make of the first rows, step by step; nothing is written."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from vitrina.store.leases import Claim
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NOBODY = UUID(int=0)
-# What is shown has to be held, and written down, whole.
+_NO_ID = UUID(int=0)
+# A preview is held in memory and stored as a whole.
 MAX_BYTES = 8 << 20
-# How long steps may take over the rows of a preview.
+# How long steps may take for the rows of a preview.
 STEP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is shown."""
+    """Limit how much is shown."""
 
     rows: int
     max_bytes: int
@@ -39,7 +39,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class PreviewStage:
-    """The rows after one step; the first stage is what the query gives."""
+    """Hold the rows after one step; the first stage holds the result of the query."""
 
     name: str
     batch: "pa.RecordBatch"
@@ -61,7 +61,7 @@ class PreviewStage:
 
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
-    """Show what would be written: the first rows after the last step, and `before` it; or those of the source."""
+    """Return what would be written: the first rows after the last step, and `before` it; or those of the source."""
     if definition.source_connector != registry.POSTGRES and not definition.steps:
         return _shown(first_rows_of_source(definition, settings, limit))
     letters: list[DeadLetter] = []
@@ -84,7 +84,7 @@ def _first_of_source(
 ) -> tuple[Description, PreviewStage]:
     from vitrina.transforms import call
 
-    claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
+    claim = Claim(_NO_ID, definition.name, 0, _NO_ID, _NO_ID, 0, {"requested_range": None})
     source = opening.open_source_alone(_hurried(definition), settings, claim, sessions)
     described = source.describe(Window())
     name = definition.python_source or source.name
@@ -108,9 +108,9 @@ def trace(
     extra: Sequence[Task] = (),
     letters: list[DeadLetter] | None = None,
 ) -> list[PreviewStage]:
-    """Show the first rows of the query, and what they are after each step; `extra` steps come last.
+    """Return the first rows of the query, and the rows after each step; `extra` steps come last.
 
-    A row that a step fails on is an error, or goes to `letters` where the step says so.
+    A row that a step fails on is an error, or is added to `letters` if the step says so.
     """
     with _sampled(definition, settings, limit, extra) as (environment, described, first, sample):
         step_pipeline = steps.open_step_pipeline(environment, described, "exact", first)
@@ -132,19 +132,19 @@ _Sampled = tuple[StepEnvironment, Description, str, "pa.Table"]
 
 @contextmanager
 def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequence[Task]) -> Iterator[_Sampled]:
-    """Read some rows, and open everything that steps need to be run on them."""
-    # Imported here: previews of plain queries need neither pyarrow nor its half second.
+    """Read some rows, and open everything that steps need to run on them."""
+    # Imported here, because previews of plain queries do not need pyarrow, which takes half a second to load.
     import pyarrow as pa
 
     judged = revalidation.revalidate_reading(definition, settings)
     with ExitStack() as sessions:
         planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
-        # Beside a source of another kind, the default database answers the queries of steps that look things up.
+        # For a source of another kind, the default database runs the reference queries of steps.
         connection = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
         session_name = f"vitrina:preview:{definition.name}"
         answering = queries.installed()
         reader = sessions.enter_context(answering.waited_for(connection, settings, session_name))
-        environment = StepEnvironment(definition, settings, _NOBODY, planned, opening.references(reader, settings))
+        environment = StepEnvironment(definition, settings, _NO_ID, planned, opening.references(reader, settings))
         if judged is None:
             described, first = _first_of_source(definition, settings, limit, sessions)
             yield environment, described, first.name, pa.Table.from_batches([first.batch])
@@ -154,7 +154,7 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
 
 
 def _hurried(definition: Definition) -> Definition:
-    """Limit the time of the steps, because a caller waits for the answer and other callers for theirs."""
+    """Limit the time of the steps, because the caller and other callers wait for the answer."""
     seconds = min(definition.options.step_timeout_seconds, STEP_SECONDS)
     options = definition.options.model_copy(update={"step_timeout_seconds": seconds, "parallel": 1})
     return definition.model_copy(update={"options": options})

@@ -1,4 +1,4 @@
-"""A runner compares a mart with its source, twice before it calls anything a difference, and repairs it on request."""
+"""Compare a mart with its source, twice before anything counts as a difference, and repair it on request."""
 
 import time
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from vitrina.status import Status
 from vitrina.store import database, events, leases, pipelines, requests, runs, state
 from vitrina.store.database import Connection
 
-# Between the two looks: long enough for what was on its way to arrive, short enough to wait for.
+# Between the two comparisons: long enough for rows in flight to arrive, short enough to wait for.
 CONFIRM_AFTER_SECONDS = 2.0
-# How long a follower may take to pass what the first look saw.
+# How long a follower may take to pass what the first comparison saw.
 FOLLOWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 DEFAULT_SHOWN, MAX_SHOWN = 100, 10_000
@@ -42,7 +42,7 @@ def reconcile(
     *,
     confirm_after_seconds: float = CONFIRM_AFTER_SECONDS,
 ) -> dict[str, Any]:
-    """Compare; with `repair`, also correct what differs. Return the report."""
+    """Compare; with `repair`, also correct the differences. Return the report."""
     row = pipelines.find(metastore, request["pipeline_id"])
     if row is None:
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
@@ -61,7 +61,7 @@ def reconcile(
 
 
 def request_due(metastore: Connection) -> int:
-    """Ask for the comparisons that `options.reconcile` schedules; any runner may perform them."""
+    """Request the comparisons that `options.reconcile` schedules; any runner may perform them."""
     count = 0
     for found in requests.list_reconcile_schedules(metastore):
         try:
@@ -77,7 +77,7 @@ def request_due(metastore: Connection) -> int:
 
 
 def _announce(row: dict[str, Any], metastore: Connection, report: ReconcileReport) -> None:
-    """Log a line in any case; publish an event when an operator should look."""
+    """Log the result; publish an event if an operator should look at it."""
     told = {
         "pipeline_id": str(row["id"]),
         "pipeline": row["name"],
@@ -89,9 +89,6 @@ def _announce(row: dict[str, Any], metastore: Connection, report: ReconcileRepor
     structlog.get_logger().info("reconcile.done", **told, duration_ms=round(report.duration_seconds * 1000))
     if report.differences:
         events.publish(metastore, "drift", told | {"level": report.level})
-
-
-# --- comparing -----------------------------------------------------------------------------------------------------
 
 
 def _compared(
@@ -158,7 +155,7 @@ def _confirm_quickly(
 
 
 def _waited(job: Job, wait_seconds: float) -> bool:
-    """Wait for what was on its way during the first look; True: a run may still be bringing it."""
+    """Wait for rows that were in flight in the first comparison; return True if a run may still be writing them."""
     if job.definition.mode == "live" and _is_pending(job):
         return not _follower_passed(job)
     time.sleep(wait_seconds)
@@ -166,7 +163,7 @@ def _waited(job: Job, wait_seconds: float) -> bool:
 
 
 def _follower_passed(job: Job) -> bool:
-    """Wait until the follower has passed the end of the source's log as it is now: then differences count."""
+    """Wait until the follower has passed the current end of the source's log; differences count after that."""
     row = job.reader.connection.execute(
         "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::int8 AS lsn"
     ).fetchone()
@@ -185,7 +182,7 @@ def _is_pending(job: Job) -> bool:
 
 
 def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], bool]:
-    """Choose what shows that a row is on its way: its age with a cursor, else a running load or a changing row."""
+    """Choose what shows that a row is in flight: its age with a cursor, else a running load or a changing row."""
     if comparison.knows_age(job):
         return lambda before, again: False
     if pending:

@@ -1,4 +1,4 @@
-"""Making the target equal to its source for given keys: each row is read again, and written as a run would write it."""
+"""Make the target equal to its source for given keys: read each row again and write it as a run would."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Repaired:
-    """What a repair has done so far."""
+    """Count what a repair has done so far."""
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     unchanged: int = 0
-    rejected: int = 0  # by the target; they stay different
+    rejected: int = 0  # by the target; these rows still differ
     keys: int = 0
     paused: bool = False
 
@@ -59,14 +59,14 @@ def repair(run: Run, compared: Correctable, verdict: Confirmation, batch_rows: i
 
 
 class _Repairing:
-    """One repair: a merge whose parts are corrections."""
+    """Run one repair as a merge whose parts are corrections."""
 
     def __init__(self, run: Run, compared: Correctable) -> None:
         self._run = run
         self._compared = compared
         self._deletes = not run.job.definition.options.only_adds
         self._load: Load = incremental.open_merge(run, arrives_as=compared.arrives_as, latest_counts=True)
-        # A document may come again in a later batch; it is still one.
+        # A document may occur again in a later batch; it counts once.
         self._settled: set[Key] = set()
 
     def begin(self, verdict: Confirmation) -> None:
@@ -76,7 +76,7 @@ class _Repairing:
         incremental.begin(self._run, self._load)
 
     def write(self, correction: Correction, done: Repaired) -> None:
-        # Before the rows: one of them may take over a unique value of what leaves.
+        # Removed first, because one of the rows may take over a unique value of a removed row.
         if correction.absent and self._deletes:
             self._remove(correction.absent, done)
         rejected: set[str] = set()
@@ -119,14 +119,14 @@ class _Repairing:
 
 @dataclass
 class _Rows:
-    """The rows of one correction on their way to the target: a `Filling` of one part."""
+    """Send the rows of one correction to the target: a `Filling` of one part."""
 
     rows: "pa.Table"
     writer: Writer
     epoch: int
-    # What came of the checks, where they were judged here.
+    # The results of the checks, if they were evaluated here.
     judged: "Judgement | None" = None
-    # The writer of an index serves the next correction, too: only one that hangs is closed.
+    # The writer of an index also serves the next correction, so only one that hangs is closed.
     is_done: bool = False
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:

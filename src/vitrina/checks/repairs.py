@@ -1,4 +1,4 @@
-"""A repair under the pipeline's lease, as a run of its own: other writers wait until it is over."""
+"""Repair under the pipeline's lease, in a separate run, so that other writers wait until it is over."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -36,9 +36,9 @@ def repair(
     meter.note("repair", rules.plan(verdict.confirmed))
     with hold(claim, asked_at) as control:
         try:
-            done = _mend(claim, settings, verdict, control, meter)
+            done = _repair_claimed(claim, settings, verdict, control, meter)
         except (LeaseLost, Disconnected):
-            raise  # the lease is not ours to give back: recovery does it
+            raise  # the lease is lost; recovery releases it
         except VitrinaError as exc:
             _conclude(metastore, claim, meter)
             leases.finish_run(metastore, claim.run_id, RunStatus.FAILED, exc.code, exc.message)
@@ -52,17 +52,19 @@ def _conclude(metastore: Connection, claim: Claim, meter: RunMeter) -> None:
     leases.conclude_run(metastore, claim, answered=False)
 
 
-def _mend(claim: Claim, settings: Settings, verdict: Confirmation, control: RunControl, meter: RunMeter) -> Repaired:
+def _repair_claimed(
+    claim: Claim, settings: Settings, verdict: Confirmation, control: RunControl, meter: RunMeter
+) -> Repaired:
     log = structlog.get_logger().bind(pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id))
     context = RunContext(claim, control, meter, log)
-    # A paused pipeline is repaired without becoming anything else than paused.
+    # A paused pipeline stays paused while it is repaired.
     context.ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
         opened = comparison.inspect(opening.open_job(claim, settings, sessions, context=context))
         job, compared = opened.job, opened.comparison
         if not isinstance(compared, Correctable):
             raise FatalError(f"{job.definition.final_target} can be compared, but not repaired: run the pipeline")
-        # Rows travel, also where the database could have filled the stage itself.
+        # Rows pass through the runner, even if the database could have filled the stage itself.
         job = replace(job, plan=replace(job.plan, route="arrow", page_rows=None))
         run = Run(job, control=control, meter=meter, context=context, log=log)
         run.obeys_pause = not context.ignores_pause

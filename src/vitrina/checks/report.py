@@ -1,4 +1,4 @@
-"""What a reconciliation found, as it is kept, shown and downloaded."""
+"""Hold what a reconciliation found, as it is stored, shown and downloaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from typing import Any
 from vitrina.checks.compare import Confirmation, Detail
 from vitrina.ports.compare import Extent, Kind
 
-# A report is read by people: of long values, the beginning.
+# People read reports, so only the beginning of a long value is kept.
 MAX_VALUE_LENGTH = 1_000
 
 
 @dataclass
 class ReconcileReport:
-    """One reconciliation. `as_dict` is the stored form; `differences` in it is the exact number."""
+    """Report one reconciliation. `as_dict` returns the stored form, in which `differences` is the exact number."""
 
     level: str
     key: Sequence[str]
@@ -47,7 +47,7 @@ class ReconcileReport:
             "equal": self.differences == 0,
             "differences": self.differences,
             "remaining": self.remaining,
-            "different_rows": self.remaining,  # what metrics and notifications look at
+            "different_rows": self.remaining,  # for metrics and notifications
             **{str(kind): counts[kind] for kind in Kind},
             "in_flight": self.verdict.in_flight,
             "findings": self.quick_findings,

@@ -1,6 +1,6 @@
-"""A target of any connector that can be read back, and its source, as the two sides of a comparison.
+"""Compare a target of any connector that can be read back with its source.
 
-Both are read as a whole for every question: what is known of the target is only that it gives its rows.
+Both are read as a whole for every question, because the target can do no more than return its rows.
 """
 
 import json
@@ -25,10 +25,10 @@ from vitrina.sentences import say
 
 
 class ScanComparison:
-    """A pipeline whose target is `Scans`."""
+    """Compare a pipeline's source with a target that implements `Scans`."""
 
-    full_guarantee = "every row by a 64-bit hash of its key and columns, as the target gives them back"
-    # Corrections come as the rows of a run do.
+    full_guarantee = "every row by a 64-bit hash of its key and columns, as the target returns them"
+    # Corrections arrive like the rows of a run.
     arrives_as = None
 
     def __init__(self, looked: Looked, target: Scans, form: Form) -> None:
@@ -60,8 +60,6 @@ class ScanComparison:
         with target.snapshot(), source.snapshot():
             yield source, target
 
-    # --- repairing -------------------------------------------------------------------------------------------------
-
     def refuse_shrinking(self, deletes: int) -> None:
         """Refuse what publishing a load would refuse as well."""
         name, options = self._looked.definition.final_target, self._looked.definition.options
@@ -72,7 +70,7 @@ class ScanComparison:
             raise ShrinkRefused(say("run.would_shrink", removed=deletes, rows=rows, target=name))
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Pick the rows out of one reading of the source, as a run would send them."""
+        """Select the rows from one read of the source, as a run would send them."""
         source = SourceRows(self._looked, self._target, self._form, self._found)
         for found in corrections.of_reading(source.batches(), {one.key for one in wanted}, batch_rows):
             yield Correction(found.keys, found.rows, [self._parts(key) for key in found.absent])
@@ -83,16 +81,16 @@ class ScanComparison:
 
 
 def required(target: Target, name: str) -> Scans:
-    """Return the target as one that can be read back, or refuse it."""
+    """Return the target if it can be read back; refuse it otherwise."""
     if not isinstance(target, Scans):
         raise FatalError(
-            f"{name} cannot be read back: its connector has no `scan`, so nobody can compare it with its source"
+            f"{name} cannot be read back: its connector has no `scan`, so it cannot be compared with its source"
         )
     return target
 
 
 class _Rows:
-    """Rows as documents whose id is their key."""
+    """Provide rows as documents whose id is their key."""
 
     def __init__(self, key: Sequence[str]) -> None:
         self._key = key
@@ -105,7 +103,7 @@ class _Rows:
         raise NotImplementedError
 
     def extent(self) -> Extent:
-        """Count each key once: the last row of several counts."""
+        """Count each key once, by the last of its rows."""
         ages = {document.id: document.in_flight for document in self.documents(in_order=True)}
         return Extent(len(ages), sum(ages.values()), {}, {})
 
@@ -123,7 +121,7 @@ class _Rows:
 
 
 class SourceRows(_Rows):
-    """The rows of the source, as the target would give them back."""
+    """Provide the rows of the source, as the target would return them."""
 
     def __init__(self, looked: Looked, target: Scans, form: Form, found: Checkpoint) -> None:
         super().__init__(looked.key)
@@ -138,20 +136,20 @@ class SourceRows(_Rows):
                 yield from self._documents(self._target.as_written(table), in_flight=in_flight)
 
     def batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
-        """Yield the rows as they are sent, each batch with the keys that a comparison knows them by."""
+        """Yield the rows as they are sent, each batch with the keys by which a comparison knows them."""
         for table, _ in self._looked.rows(self._found, in_order=True, form=self._form):
             for batch in self._present(table).combine_chunks().to_batches():
                 shown = self._target.as_written(pa.Table.from_batches([batch]))
                 yield batch, [(document.id,) for document in self._documents(shown)]
 
     def _present(self, rows: pa.Table) -> pa.Table:
-        """Leave out what the source calls deleted: the target shall not have it, and gives nothing back for it."""
-        gone = self._looked.definition.options.delete_when
-        return rows.filter(pc.invert(pc.fill_null(rows.column(gone), False))) if gone and rows.num_rows else rows
+        """Leave out rows that the source marks as deleted, which the target must not have and cannot return."""
+        deleted = self._looked.definition.options.delete_when
+        return rows.filter(pc.invert(pc.fill_null(rows.column(deleted), False))) if deleted and rows.num_rows else rows
 
 
 class TargetRows(_Rows):
-    """The rows of the target."""
+    """Provide the rows of the target."""
 
     def __init__(self, target: Scans, key: Sequence[str]) -> None:
         super().__init__(key)
@@ -167,7 +165,7 @@ def _id_of(key: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Write a value as JSON, or as text if it has no JSON form. Both sides are made from the same Arrow types."""
+    """Return a value as JSON, or as text if it has no JSON form. Both sides come from the same Arrow types."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

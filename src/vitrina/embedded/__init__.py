@@ -1,1 +1,1 @@
-"""The PostgreSQL that comes along when no database is configured, and the demo cinema that fills it."""
+"""Provide the PostgreSQL that runs when no database is configured, and the demo cinema that fills it."""

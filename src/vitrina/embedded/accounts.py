@@ -1,4 +1,4 @@
-"""The account that the embedded PostgreSQL runs under: PostgreSQL refuses to run as root."""
+"""Choose the account for the embedded PostgreSQL, which refuses to run as root."""
 
 import os
 import pwd
@@ -10,7 +10,7 @@ from typing import IO
 
 from vitrina.errors import ConfigError
 
-# Everywhere on Linux; the last one is what some minimal images keep instead.
+# The first exists on nearly every Linux; some minimal images have only the second.
 UNPRIVILEGED = ("nobody", "daemon")
 
 _INSTEAD = "start Vitrina as a normal user, or set VITRINA_DATABASE_URL to a database of your own"
@@ -18,7 +18,7 @@ _INSTEAD = "start Vitrina as a normal user, or set VITRINA_DATABASE_URL to a dat
 
 @dataclass(frozen=True)
 class Account:
-    """The account that the server runs as: our own, or another one when we are root."""
+    """Hold the account that the server runs as: our own, or another one if we are root."""
 
     uid: int
     gid: int
@@ -41,9 +41,9 @@ class Account:
         )
 
     def run_in_background(self, command: Sequence[str | Path], log: IO[bytes]) -> int:
-        """Start a program in its own session that is no child of ours, and return its pid.
+        """Start a program in its own session that is not our child, and return its pid.
 
-        Its own session: a Ctrl-C in the terminal is meant for us, and we may need the database while we clean up.
+        In its own session, a Ctrl-C in the terminal does not reach it; we may need the database while we clean up.
         """
         started = subprocess.run(
             ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
@@ -83,11 +83,12 @@ def server_account(data: Path) -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid, is_other=True)
-    raise ConfigError(f"PostgreSQL does not run as root, and there is no account 'nobody' to run it as: {_INSTEAD}")
+    missing = UNPRIVILEGED[0]
+    raise ConfigError(f"PostgreSQL does not run as root, and there is no account {missing!r} to run it as: {_INSTEAD}")
 
 
 def check_account(account: Account) -> None:
-    """Check that the account can be used; root of a container may own no other user ids."""
+    """Check that the account can be used; root in a container may not be able to switch to it."""
     try:
         account.run(["/bin/sh", "-c", ":"])
     except OSError as exc:
@@ -97,7 +98,7 @@ def check_account(account: Account) -> None:
 
 
 def give_to_owner(path: Path) -> None:
-    """Give a file of root to the owner of its directory, who can then go on without root."""
+    """Give a file of root to the owner of its directory, who can then continue without root."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)

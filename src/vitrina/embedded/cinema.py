@@ -1,4 +1,4 @@
-"""The demo cinema: a few hundred well-known films with their viewers, or as many made-up ones as you ask for."""
+"""Load the demo cinema: a few hundred well-known films with their viewers, or any number of generated ones."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +23,11 @@ TABLES = (
     "auth.users",
     "auth.sessions",
 )
-# What pipelines must be allowed to read for the demo's marts. `auth` is no default of an installation: there it may
-# hold what only its own service should see.
+# What pipelines must be allowed to read for the demo's marts. `auth` is not a default of an installation, where it may
+# hold data that only its own service should see.
 SCHEMAS = "content,ugc,auth"
 
-# A viewer rates this many films, half of them among the popular ones: one film in fifty.
+# A viewer rates this many films, half of them popular ones; one film in fifty is popular.
 RATINGS_PER_VIEWER = 20
 FILMS_PER_POPULAR_ONE = 50
 
@@ -40,11 +40,11 @@ def load(connection: Connection) -> None:
 
 
 def generate(connection: Connection, films: int, ratings: int, seed: int) -> None:
-    """Fill the cinema up to this many films and ratings with made-up ones.
+    """Fill the cinema up to this many films and ratings with generated ones.
 
-    Existing rows count and stay: larger numbers add to them, and asking again changes nothing. The same cinema and
-    the same seed give the same rows. Only `modified` differs, because it tells when a row came into this database.
-    Pipelines that read the tables by it rely on that: it is never before the transaction that wrote the row.
+    Existing rows count and stay: larger numbers add to them, and repeating the call changes nothing. The same cinema
+    and seed give the same rows. Only `modified` differs, because it says when a row was written to this database.
+    Pipelines that use it as a cursor rely on that: it is never before the transaction that wrote the row.
     """
     load(connection)
     with connection.transaction():
@@ -66,7 +66,7 @@ def counts(connection: Connection) -> dict[str, int]:
 def _fill_up(
     connection: Connection, table: str, wanted: int, add: Callable[[Connection, int, int, int], None], seed: int
 ) -> None:
-    """Add rows, numbered from the present count on. After deletions some numbers are taken, and later ones are used."""
+    """Add rows, numbered from the current count on. After deletions some numbers are taken, and later ones are used."""
     first = existing = _count(connection, table)
     while existing < wanted:
         missing = wanted - existing
@@ -75,15 +75,12 @@ def _fill_up(
         existing = _count(connection, table)
 
 
-# A number from 0 to sides - 1 that looks random and is always the same for the same arguments. Being a single
-# expression it is inlined by the planner, so that it costs as much as the hash function alone.
+# A number from 0 to sides - 1 that looks random and is always the same for the same arguments. Because it is a single
+# expression, the planner inlines it, and it costs no more than the hash function.
 _CREATE_DICE = """
     CREATE OR REPLACE FUNCTION pg_temp.dice(n bigint, salt bigint, sides bigint) RETURNS bigint
     IMMUTABLE LANGUAGE sql AS $$ SELECT (pg_catalog.hashint8extended(n, salt) & 4294967295) % sides $$
 """
-
-
-# --- films -----------------------------------------------------------------------------------------------------------
 
 
 def _add_films(connection: Connection, first: int, number: int, seed: int) -> None:
@@ -149,7 +146,7 @@ def _link_genres(connection: Connection, values: Mapping[str, int]) -> None:
 
 
 def _link_people(connection: Connection, values: Mapping[str, int]) -> None:
-    """Link one person for ten films, but never so few that every actor plays with every other."""
+    """Link people to films: one person for ten films, but never so few that every actor plays with every other."""
     connection.execute("CREATE TEMPORARY TABLE new_crew (film_id uuid, p bigint, person_id uuid, role text)")
     connection.execute(
         """
@@ -193,14 +190,11 @@ def _link_people(connection: Connection, values: Mapping[str, int]) -> None:
     connection.execute("DROP TABLE new_crew")
 
 
-# --- ratings ---------------------------------------------------------------------------------------------------------
-
-
 def _add_ratings(connection: Connection, first: int, number: int, seed: int) -> None:
     """Add viewers, each of whom rates films with neighbouring ids, so that no viewer rates a film twice."""
     films = _count(connection, "content.film_work")
     per_viewer = min(RATINGS_PER_VIEWER, films)
-    # With few films all of them are popular, and a viewer's films lie in one row instead of two.
+    # If there are few films, all of them are popular, and a viewer's films form one sequence instead of two.
     popular = films // FILMS_PER_POPULAR_ONE if films // FILMS_PER_POPULAR_ONE >= per_viewer else films
     values = {
         "first": first,
@@ -272,7 +266,7 @@ def _register_viewers(connection: Connection) -> None:
 
 @contextmanager
 def _without_indexes(connection: Connection, table: str, *, when: bool) -> Iterator[None]:
-    """Drop the indexes and build them afterwards; many rows are written several times faster without them."""
+    """Drop the indexes and rebuild them afterwards; many rows are written several times faster without them."""
     if not when:
         yield
         return
@@ -303,9 +297,6 @@ def _without_indexes(connection: Connection, table: str, *, when: bool) -> Itera
             if constraint
             else sql.SQL(index_definition)
         )
-
-
-# --- small things ----------------------------------------------------------------------------------------------------
 
 
 def _count(connection: Connection, table: str) -> int:

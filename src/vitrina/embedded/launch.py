@@ -1,4 +1,4 @@
-"""Starting the server process of a data directory: a free port, a socket directory, and waiting until it answers."""
+"""Start the server process of a data directory: find a free port and a socket directory, and wait until it answers."""
 
 import hashlib
 import os
@@ -30,14 +30,14 @@ def launch(cluster: Cluster, wanted_port: int, settings: Mapping[str, str], log:
         said = _try_port(cluster, port, settings, log, deadline)
         if said is None:
             return port
-        # Somebody took the port between our look and PostgreSQL's: go on with the next one.
+        # Another program took the port before PostgreSQL did: try the next one.
         if "could not create any TCP/IP sockets" not in said:
             raise CannotConnect(f"PostgreSQL did not start; the end of {log} says:\n{_last_lines(said)}")
     raise CannotConnect(f"PostgreSQL found no free port from {wanted_port} to {wanted_port + PORTS_TRIED - 1}")
 
 
 def await_ready(pid: int, data: Path) -> bool:
-    """Wait until the server accepts connections; False if it ends instead."""
+    """Wait until the server accepts connections; return False if it exits instead."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while watchdog.is_postmaster(pid, data):
         lines = watchdog.postmaster_file(data)
@@ -53,7 +53,7 @@ def await_ready(pid: int, data: Path) -> bool:
 
 
 def socket_directory(cluster: Cluster) -> Path:
-    """Choose a short path, because a socket's path may have 107 bytes.
+    """Return a short path, because the path of a socket may have at most 107 bytes.
 
     It is always the same, so that killed servers leave no litter.
     """
@@ -65,13 +65,13 @@ def socket_directory(cluster: Cluster) -> Path:
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Tell whether the path is short and plain enough; the setting is a list with quoting rules of its own."""
+    """Return whether the path is short and plain enough; the setting is a list with its own quoting rules."""
     longest = os.fsencode(directory / ".s.PGSQL.65535")
     return len(longest) <= SOCKET_PATH_LIMIT_BYTES and re.fullmatch(rb"[\w./-]+", longest) is not None
 
 
 def _try_port(cluster: Cluster, port: int, settings: Mapping[str, str], log: Path, deadline: float) -> str | None:
-    """Start on this port. Return None if it worked, else what the server said."""
+    """Start on this port. Return None if it worked, else the server's output."""
     while True:
         _turn_log(log)
         said_before = log.stat().st_size
@@ -105,10 +105,10 @@ def _make_socket_directory(cluster: Cluster) -> Path:
     directory = socket_directory(cluster)
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.is_symlink() or directory.stat().st_uid not in (cluster.account.uid, os.geteuid()):
-        raise CannotConnect(f"{directory}, where PostgreSQL's sockets go, belongs to somebody else: remove it")
+        raise CannotConnect(f"{directory}, where PostgreSQL's sockets go, belongs to another user: remove it")
     cluster.account.own(directory)
     for leftover in directory.iterdir():
-        leftover.unlink()  # of a killed server, whose pid may be somebody else's by now
+        leftover.unlink()  # left by a killed server, whose pid may belong to another process by now
     return directory
 
 
@@ -116,7 +116,7 @@ def _free_ports(wanted: int) -> Iterator[int]:
     candidates = [ANY_PORT] * 10 if wanted == ANY_PORT else range(wanted, min(wanted + PORTS_TRIED, 65536))
     for port in candidates:
         with socket.socket() as probe:
-            # As PostgreSQL does: connections that linger after a restart do not make a port busy.
+            # As PostgreSQL does, so that lingering connections after a restart do not make a port busy.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
@@ -127,10 +127,10 @@ def _free_ports(wanted: int) -> Iterator[int]:
 
 
 def _remove_misleading_pid_file(data: Path) -> None:
-    """Remove postmaster.pid when its pid is another program's; PostgreSQL refuses to start while that pid exists.
+    """Remove postmaster.pid if its pid is another program's; PostgreSQL refuses to start while that pid exists.
 
-    That happens after a copy of a checkout whose server runs, when the pid went to another program, and when the dead
-    server is still a zombie. Processes that a dead server left are found even so, by their shared memory.
+    That happens after a checkout was copied while its server ran, if the pid was reused, or if the dead server is
+    still a zombie. PostgreSQL still detects processes that a dead server left, by their shared memory.
     """
     lines = watchdog.postmaster_file(data)
     if len(lines) < 2 or not lines[0].isdigit():

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for people who have none at hand: started with the command, stopped with the last one using it."""
+"""Run a real PostgreSQL for users who have none: started with the first command, stopped with the last one using it."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from vitrina.settings import APP_ROLE, READER_ROLE
 
 PREFERRED_PORT = 54320
 
-# For a small machine, but a real database: what is committed stays committed.
+# For a small machine, but durable: committed data survives crashes.
 DEFAULT_SETTINGS: Mapping[str, str] = {
     "shared_buffers": "256MB",
     "maintenance_work_mem": "128MB",
@@ -48,7 +48,7 @@ STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
 
 @dataclass(frozen=True)
 class Urls:
-    """The three logins. `vitrina migrate` makes the roles of the last two, with the passwords given here."""
+    """Hold the URLs of the three logins. `vitrina migrate` creates the last two roles with the passwords given here."""
 
     admin: str = field(repr=False)
     app: str = field(repr=False)
@@ -62,10 +62,10 @@ def say_on_stderr(message: str) -> None:
 
 
 class EmbeddedPostgres:
-    """The server of one home directory, e.g. `.vitrina`. Commands of the same home share one server.
+    """Run the server of one home directory, such as `.vitrina`. Commands of the same home share one server.
 
-    `start` starts it, or joins the one that runs; `stop` leaves it, and the last to leave stops it. A command that
-    is killed leaves too: see `watchdog`. `port` is where to look for a free port first; ANY_PORT takes whichever.
+    `start` starts it or joins the running one; `stop` leaves it, and the last command to leave stops it. A killed
+    command leaves too: see `watchdog`. `port` is the first port to try; ANY_PORT takes any free one.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class EmbeddedPostgres:
         pid = watchdog.find_postmaster(self.cluster.data)
         if pid is None:
             return
-        os.kill(pid, signal.SIGSTOP)  # or it would start new processes while we look
+        os.kill(pid, signal.SIGSTOP)  # otherwise it would start new processes meanwhile
         for victim in [*_children(pid), pid]:
             os.kill(victim, signal.SIGKILL)
-        watchdog.wait_until_gone(pid, self.cluster.data, watchdog.STOP_TIMEOUT_SECONDS)
+        watchdog.wait_until_ended(pid, self.cluster.data, watchdog.STOP_TIMEOUT_SECONDS)
 
     @property
     def is_running(self) -> bool:
@@ -166,7 +166,7 @@ class EmbeddedPostgres:
         try:
             with suppress(FileExistsError):
                 self.home.mkdir(parents=True)
-                # Root's server runs under another account, which has to pass through.
+                # Root's server runs under another account, which must be able to pass through.
                 self.home.chmod(0o711 if os.geteuid() == 0 else 0o700)
             self.home = self.home.resolve()
             for file in (watchdog.users_file(self.home), watchdog.lock_file(self.home), self.log):
@@ -196,10 +196,10 @@ class EmbeddedPostgres:
                 start_new_session=True,
             )
         if not (self._watchdog.stdout and self._watchdog.stdout.readline()):
-            raise CannotConnect(f"the process that watches over PostgreSQL did not start: see the end of {self.log}")
+            raise CannotConnect(f"the watchdog process of PostgreSQL did not start: see the end of {self.log}")
 
     def _join_running_server(self) -> bool:
-        """Join a server of this data that answers: another command's, or one that a killed command left."""
+        """Join a running server of this data: another command's, or one that a killed command left."""
         pid = watchdog.find_postmaster(self.cluster.data)
         if pid is None or not await_ready(pid, self.cluster.data):
             return False
@@ -218,7 +218,7 @@ class EmbeddedPostgres:
 def _children(pid: int) -> Iterator[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            # The program's name, in parentheses, may hold anything; the parent is the second field after it.
+            # The program's name, in parentheses, may contain anything; the parent is the second field after it.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue

@@ -1,4 +1,4 @@
-"""Fetches, starts, checks and stops a real Elasticsearch or OpenSearch server, for tests and developers' machines."""
+"""Fetch, start, check and stop a real Elasticsearch or OpenSearch server, for tests and developers' machines."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LOCK_FILE = "server.lock"
 
 @dataclass(frozen=True)
 class Distribution:
-    """One server release on Maven Central and the Java versions that run it."""
+    """Describe one server release on Maven Central and the Java versions that run it."""
 
     group: str
     name: str
     version: str
     oldest_java: int
-    newest_java: int | None  # the older two still need the security manager, which Java 24 removed
+    newest_java: int | None  # the older two need the security manager, which Java 24 removed
 
     @property
     def artifact(self) -> str:
@@ -62,7 +62,7 @@ KINDS = tuple(DISTRIBUTIONS)
 
 
 class SearchServer:
-    """One server process with a directory of its own; data, port and address survive `restart`.
+    """Run one server process in its own directory; data, port and address survive `restart`.
 
     A later process finds the server again by its directory: `SearchServer(kind, directory).running`. A `tied` server
     ends with the process that started it, however that ends.
@@ -102,11 +102,11 @@ class SearchServer:
         return self._find_pid() is not None
 
     def start(self, *, timeout_seconds: float = 240) -> None:
-        """Start the server and wait until it answers. Do nothing when it already runs."""
+        """Start the server and wait until it answers. Do nothing if it already runs."""
         if not self.running:
             home, java_home = install(self.kind), find_java(self.distribution)
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Of two commands that start the server of one directory, the second finds it running.
+            # If two commands start the server of one directory, the second finds it running.
             with _alone(self.directory / LOCK_FILE), _kept(self.http_port, self.transport_port):
                 if not self.running:
                     self._start(home, java_home, timeout_seconds)
@@ -123,22 +123,22 @@ class SearchServer:
             raise
 
     def _find_ports(self) -> None:
-        """Choose the ports of the running server, if there is one, else any."""
+        """Choose the ports of the running server, if there is one, else any free ones."""
         state = self._read_state()
         self.http_port: int = state.get("http_port") or _free_port()
         self.transport_port: int = state.get("transport_port") or _free_port()
 
     def stop(self, *, timeout_seconds: float = 30) -> None:
-        """Stop the server in an orderly way, or by force when it does not end."""
+        """Stop the server in an orderly way, or by force if it does not end."""
         self._signal(signal.SIGTERM)
-        if not self._wait_until_gone(timeout_seconds):
+        if not self._wait_until_ended(timeout_seconds):
             self.kill()
 
     def kill(self) -> None:
         """End the server at once, as a power cut would (SIGKILL to the launcher and the server it started)."""
         self._signal(signal.SIGKILL)
-        if not self._wait_until_gone(60):
-            raise CannotConnect(f"{self.kind} (process {self._find_pid()}) is still there after SIGKILL")
+        if not self._wait_until_ended(60):
+            raise CannotConnect(f"{self.kind} (process {self._find_pid()}) still runs after SIGKILL")
 
     def restart(self, *, timeout_seconds: float = 240) -> None:
         """Start again on the same data and the same port, after `stop` or `kill` or instead of them."""
@@ -166,7 +166,7 @@ class SearchServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # its own process group: the launcher's child must get our signals too
+                start_new_session=True,  # its own process group, so that signals reach the launcher's child too
                 user=account.uid if account.is_other else None,
                 group=account.gid if account.is_other else None,
                 extra_groups=[] if account.is_other else None,
@@ -185,7 +185,7 @@ class SearchServer:
             "transport.host": "127.0.0.1",
             "transport.port": str(self.transport_port),
             "cluster.routing.allocation.disk.threshold_enabled": "false",
-            # Without thresholds, each look at the disks lifts blocks that a full one would set, and tests do.
+            # Without thresholds, each check of the disks would lift blocks, which tests set.
             "cluster.info.update.interval": "24h",
             "path.data": str(self.directory / "data"),
             "path.logs": str(self.directory / "logs"),
@@ -201,13 +201,13 @@ class SearchServer:
         if not config.exists():
             shutil.copytree(home / "config", config)
             _drop_paths_inside_the_installation(config / "jvm.options")
-        account = accounts.server_account(self.directory)  # not root: both servers refuse that
+        account = accounts.server_account(self.directory)  # not root, which both servers refuse
         for path in (self.directory, *self.directory.rglob("*")):
             account.own(path)
         if account.run(["test", "-w", self.directory.resolve()]).returncode:
             raise ConfigError(
                 f"{self.directory.resolve()} cannot be entered by the account that {self.kind} runs as, which is not"
-                " root: let everybody pass through the directories above it (chmod o+x), or work in another one"
+                " root: let all users pass through the directories above it (chmod o+x), or work in another one"
             )
 
     def _wait_until_healthy(self, timeout_seconds: float) -> None:
@@ -219,21 +219,21 @@ class SearchServer:
                 raise ConfigError(f"{self.kind} did not answer within {timeout_seconds:.0f} s.\n{self._log_tail()}")
             time.sleep(0.2)
 
-    def _wait_until_gone(self, timeout_seconds: float) -> bool:
+    def _wait_until_ended(self, timeout_seconds: float) -> bool:
         deadline = time.monotonic() + timeout_seconds
         while self._find_pid() is not None:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
         if self._watchdog is not None:
-            self._watchdog.kill()  # before it sees its pipe close: the process number may be somebody else's by then
+            self._watchdog.kill()  # before its pipe closes, because the pid may be reused by then
             self._watchdog.communicate()
             self._watchdog = None
         return True
 
     def _log_tail(self) -> str:
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-        telling = [line for line in text.splitlines() if not line.startswith("\tat ")]  # stack frames say little
+        telling = [line for line in text.splitlines() if not line.startswith("\tat ")]  # without stack frames
         return f"The end of its log, {self.log_file}:\n" + "\n".join(telling[-15:])
 
     def _signal(self, number: signal.Signals) -> None:
@@ -243,18 +243,18 @@ class SearchServer:
                 os.killpg(pid, number)
 
     def _find_pid(self) -> int | None:
-        """Find the leader of the server's process group while any member of it lives."""
+        """Return the leader of the server's process group while any member of it is alive."""
         state = self._read_state()
         pid = state.get("pid")
         if pid is None:
             return None
         started = process_groups.started_at(pid)
         if started is not None and started != state.get("started"):
-            return None  # the number belongs to somebody else by now
+            return None  # the pid was reused
         if process_groups.is_alive(pid):
             return pid
         if self._process is not None:
-            self._process.poll()  # ours to ask how it ended, or it stays in the process table
+            self._process.poll()  # collects the exit status, or it would stay a zombie
         return None
 
     def _read_state(self) -> dict[str, int]:
@@ -264,7 +264,7 @@ class SearchServer:
             return {}
         if state.pop("kind") != self.kind:
             raise ConfigError(
-                f"{self.directory} holds another kind of server than {self.kind}: use a directory of its own"
+                f"{self.directory} holds another kind of server than {self.kind}: use a separate directory"
             )
         return dict(state)
 
@@ -276,7 +276,7 @@ class SearchServer:
             "http_port": self.http_port,
             "transport_port": self.transport_port,
         }
-        # Whole or not at all: another command may be reading it.
+        # Written atomically, because another command may be reading it.
         written = self.directory / f".{STATE_FILE}.{os.getpid()}"
         written.write_text(json.dumps(state))
         written.rename(self.directory / STATE_FILE)
@@ -286,7 +286,7 @@ class SearchServer:
 def running(
     kind: str, *, settings: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
 ) -> Iterator[SearchServer]:
-    """Run a server for the time of a `with` block, then remove its directory. A failed start leaves its log."""
+    """Run a server for the duration of a `with` block, then remove its directory. A failed start leaves its log."""
     directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
     server = SearchServer(kind, directory, settings=settings, java_options=java_options, tied=True)
     server.start()
@@ -298,13 +298,13 @@ def running(
 
 
 def install(kind: str) -> Path:
-    """Return the unpacked server in the cache; fetch it from Maven Central when it is not there yet."""
+    """Return the unpacked server in the cache; fetch it from Maven Central if it is missing."""
     distribution, cache, home = DISTRIBUTIONS[kind], cache_directory(), _home(kind)
     if home.exists():
         return home
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        # One at a time: Maven's own files are not made for two of it.
+        # One at a time, because Maven's files do not support concurrent use.
         with (
             _alone(cache.with_name(f"{cache.name}.lock")),
             tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as scratch,
@@ -318,7 +318,7 @@ def install(kind: str) -> Path:
 
 
 def is_installed(kind: str) -> bool:
-    """Tell whether a server of that kind can be started without fetching anything."""
+    """Return whether a server of that kind can be started without fetching anything."""
     return _home(kind).exists()
 
 
@@ -328,16 +328,16 @@ def _home(kind: str) -> Path:
 
 
 def cache_directory() -> Path:
-    """Choose where servers are kept between runs; for root a place that the unprivileged user can read as well."""
+    """Return where servers are kept between runs; for root a place that the unprivileged user can read as well."""
     configured = os.environ.get("XDG_CACHE_HOME")
     base = Path(configured) if configured else Path.home() / ".cache"
-    if os.geteuid() == 0 and not _everybody_may_enter(base):
+    if os.geteuid() == 0 and not _is_open_to_all(base):
         base = Path("/var/cache")
     return base / "vitrina" / "search"
 
 
 def find_java(distribution: Distribution) -> Path:
-    """Find the home of the oldest installed Java that runs the server."""
+    """Return the home of the oldest installed Java that runs the server."""
     suitable = sorted((version, home) for home, version in _installed_javas() if distribution.runs_on(version))
     if not suitable:
         raise ConfigError(
@@ -348,7 +348,7 @@ def find_java(distribution: Distribution) -> Path:
 
 
 def has_java(kind: str) -> bool:
-    """Tell whether this machine has a Java that runs that kind of server."""
+    """Return whether this machine has a Java that runs that kind of server."""
     return any(DISTRIBUTIONS[kind].runs_on(version) for _, version in _installed_javas())
 
 
@@ -410,7 +410,7 @@ def _unpack(archive: Path, into: Path) -> Path:
     with zipfile.ZipFile(archive) as content:
         for entry in content.infolist():
             path = Path(content.extract(entry, into))
-            mode = entry.external_attr >> 16  # zipfile itself forgets which files are executable
+            mode = entry.external_attr >> 16  # zipfile does not restore which files are executable
             path.chmod(0o755 if entry.is_dir() or mode & stat.S_IXUSR else 0o644)
     return into
 
@@ -422,7 +422,7 @@ def _drop_paths_inside_the_installation(jvm_options: Path) -> None:
     jvm_options.write_text("\n".join(kept) + "\n")
 
 
-def _everybody_may_enter(path: Path) -> bool:
+def _is_open_to_all(path: Path) -> bool:
     existing = [part for part in (path, *path.parents) if part.exists()]
     return all(part.stat().st_mode & stat.S_IXOTH for part in existing)
 
@@ -443,15 +443,15 @@ def _alone(lock_file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(*ports: int) -> Iterator[None]:
-    """Keep these ports for the server, which takes a while to listen on them.
+    """Reserve these ports for the server, which takes a while to listen on them.
 
-    They are bound, but not listened on. The server asks for SO_REUSEADDR as well, so it alone may share them.
+    They are bound, but not listened on. The server also sets SO_REUSEADDR, so only it can share them.
     """
     with contextlib.ExitStack() as keepers:
         for port in ports:
             keeper = keepers.enter_context(socket.socket())
             keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):  # somebody has it already, and the server will say so
+            with contextlib.suppress(OSError):  # already in use, which the server will report
                 keeper.bind(("127.0.0.1", port))
         yield
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own that leaves no files: for tests and benchmarks."""
+"""Run a separate PostgreSQL server that leaves no files, for tests and benchmarks."""
 
 import shutil
 import tempfile
@@ -9,17 +9,17 @@ from types import TracebackType
 from vitrina.embedded.launch import ANY_PORT
 from vitrina.embedded.postgres import EmbeddedPostgres
 
-# Nothing of it has to survive the machine, only the server's own crashes.
+# Its data has to survive crashes of the server, not of the machine.
 FAST_SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "128MB"}
 
 
 class TemporaryServer(EmbeddedPostgres):
-    """An EmbeddedPostgres in a directory of its own, on any free port. Leaving the `with` removes the data as well."""
+    """Run an EmbeddedPostgres in its own directory, on any free port. Leaving the `with` removes the data as well."""
 
     def __init__(
         self, bindir: Path | None = None, directory: Path | None = None, *, settings: Mapping[str, str] | None = None
     ) -> None:
-        # The system's temporary directory itself: a test's own may be closed to the account that root's server uses.
+        # In the system's temporary directory, because a test's own may be closed to the account of root's server.
         self._directory = Path(tempfile.mkdtemp(prefix="vitrina-test-", dir=directory))
         self._directory.chmod(0o711)
         super().__init__(

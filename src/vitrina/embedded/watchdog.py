@@ -1,10 +1,9 @@
-"""Stops the embedded PostgreSQL once the last command that uses it has ended, however it ended.
+"""Stop the embedded PostgreSQL once the last command that uses it has ended, however it ended.
 
-Every command that uses the server starts one of these as its own process: `python watchdog.py HOME DATA`. It holds a
+Every command that uses the server starts a watchdog process: `python watchdog.py HOME DATA`. The watchdog holds a
 shared lock on HOME/postgres.users for as long as the command lives, which it learns from its standard input: the
-kernel closes that pipe however the command ends, kill -9 included. The process that can then turn its lock into an
-exclusive one was the last, and stops the server. The file runs on its own, so it imports nothing but the standard
-library.
+kernel closes that pipe however the command ends, even by kill -9. The watchdog that can then turn its lock into an
+exclusive one was the last, and stops the server. The file runs on its own, so it imports only the standard library.
 """
 
 import fcntl
@@ -42,7 +41,7 @@ def _is_last(users: int) -> bool:
 
 @contextmanager
 def exclusive(home: Path) -> Iterator[None]:
-    """Lock the home: only one process at a time starts, adopts or stops its server."""
+    """Lock the home, so that only one process at a time starts, adopts or stops its server."""
     with lock_file(home).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -63,21 +62,21 @@ def stop_server(data: Path, how: signal.Signals) -> None:
         return
     lines = postmaster_file(data)
     os.kill(pid, how)
-    if not wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS):
-        # A backend that does not listen (it hangs in a system call) must not keep the server for ever.
+    if not wait_until_ended(pid, data, STOP_TIMEOUT_SECONDS):
+        # A backend that hangs in a system call must not keep the server running forever.
         os.kill(pid, signal.SIGQUIT)
-        wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS)
+        wait_until_ended(pid, data, STOP_TIMEOUT_SECONDS)
     if len(lines) > 4:
         remove_socket_directory(Path(lines[4]))
 
 
 def remove_socket_directory(directory: Path) -> None:
-    """Remove the directory, which is ours; PostgreSQL removes its sockets only."""
-    with suppress(OSError):  # gone already, or something in it that is not ours
+    """Remove our directory; PostgreSQL removes only its sockets."""
+    with suppress(OSError):  # already removed, or it contains files that are not ours
         directory.rmdir()
 
 
-def wait_until_gone(pid: int, data: Path, timeout_seconds: float) -> bool:
+def wait_until_ended(pid: int, data: Path, timeout_seconds: float) -> bool:
     deadline = time.monotonic() + timeout_seconds
     while is_postmaster(pid, data):
         if time.monotonic() > deadline:
@@ -87,7 +86,7 @@ def wait_until_gone(pid: int, data: Path, timeout_seconds: float) -> bool:
 
 
 def find_postmaster(data: Path) -> int | None:
-    """Find the process that serves this data directory; a left-over postmaster.pid does not count."""
+    """Return the process that serves this data directory; ignore a stale postmaster.pid."""
     lines = postmaster_file(data)
     pid = int(lines[0]) if lines and lines[0].isdigit() else 0
     return pid if pid and is_postmaster(pid, data) else None
@@ -102,21 +101,21 @@ def postmaster_file(data: Path) -> list[str]:
 
 
 def is_postmaster(pid: int, data: Path) -> bool:
-    """Check the arguments of the process: the pid may belong to another program by now, or to a zombie."""
+    """Check the arguments of the process, because the pid may belong to another program or a zombie by now."""
     return os.fsencode(data) in command_line(pid)
 
 
 def command_line(pid: int) -> list[bytes]:
-    """Read what a process was started with; [] if there is none, [b""] if it is a zombie."""
+    """Return the arguments of a process; [] if it does not exist, [b""] if it is a zombie."""
     deadline = time.monotonic() + EXEC_SECONDS
     while True:
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-            # The program's name, in parentheses, may hold anything; the state is the first field after it.
+            # The program's name, in parentheses, may contain anything; the state is the first field after it.
             state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return []
-        # While a process turns into another program it has no arguments, for as long as a busy machine takes.
+        # During exec a process has no arguments, for as long as a busy machine takes.
         if arguments or state in "ZX" or time.monotonic() > deadline:
             return arguments.split(b"\0")
         time.sleep(0.001)

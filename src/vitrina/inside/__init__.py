@@ -1,1 +1,1 @@
-"""What Vitrina's own connectors share with the runner beyond the ports: its settings, its sessions, queries in SQL."""
+"""Define what Vitrina's own connectors share with the runner beyond the ports: settings, sessions, SQL queries."""

@@ -1,4 +1,4 @@
-"""What only Vitrina's own connectors are given when a run opens them."""
+"""Define what only Vitrina's own connectors receive when a run opens them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -16,27 +16,27 @@ from vitrina.store.leases import Claim
 
 @dataclass(frozen=True)
 class Inside:
-    """What only Vitrina's own connectors are given, which are a part of the runner: its settings and sessions."""
+    """Hold what only Vitrina's own connectors receive, as parts of the runner: its settings and sessions."""
 
     definition: Definition
     settings: Settings
     claim: Claim
-    # None: a look without a claim; a mart gets a session of its own then.
+    # None: an inspection without a claim, in which a mart gets its own session.
     metastore: Connection | None
     sessions: ExitStack
     connect: Callable[[str, str | None, Mapping[str, str]], Connection]
-    # For a part of the run, with these settings alone.
+    # Lends a session for a part of the run, with only these settings.
     lend: Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
-    # Pipelines that write to the same target.
+    # Returns the pipelines that write to the same target.
     others: Callable[[], Sequence[str]]
-    # Of a query: what the guard said of it, the session that reads it, and where the last run came to.
+    # For a query: the checked query, the session that reads it, and the checkpoint of the last run.
     judged: CheckedQuery | None = None
     reader: Any = None
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
 
 def inside_of(opening: Opening) -> Inside:
-    """Return what the runner put into the opening of a connector of ours."""
+    """Return what the runner put into the opening of one of Vitrina's own connectors."""
     if not isinstance(opening.inside, Inside):
         raise RuntimeError("only a runner opens Vitrina's own connectors")
     return opening.inside

@@ -1,4 +1,4 @@
-"""What a system that is asked in SQL does besides giving rows to runs: previews, explanations, lists of tables."""
+"""Define what a system with SQL offers besides rows for runs: previews, explanations, lists of tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,18 +20,18 @@ Table = tuple[str, str]
 
 
 class Reader(Protocol):
-    """A session that may only read."""
+    """Hold a session that may only read."""
 
     @property
     def connection(self) -> Connection: ...
 
     @property
     def ends_with_run(self) -> bool:
-        """Whether something is left in the session that a reset does not take away: it is not kept for other runs."""
+        """Return whether the session holds state that a reset does not clear, so that no other run may reuse it."""
         ...
 
     def look_up(self, settings: Settings, query: str) -> "pa.Table":
-        """Answer a query of a step, which is judged like that of a pipeline, and has its rights."""
+        """Run a query of a step, which is checked like that of a pipeline and has the same rights."""
         ...
 
     def columns_of(self, tables: Sequence[Table]) -> Mapping[Table, Sequence[Column]]:
@@ -40,7 +40,7 @@ class Reader(Protocol):
 
 
 class Queries(Protocol):
-    """What answers queries; nothing is written."""
+    """Answer queries; nothing is written."""
 
     def open_reader(
         self,
@@ -49,7 +49,7 @@ class Queries(Protocol):
         session_name: str,
         connect: Callable[[Mapping[str, str]], Connection],
     ) -> Reader:
-        """Open the reader of a run, with the settings of sessions that it needs."""
+        """Open the reader of a run, with the session settings that it needs."""
         ...
 
     def waited_for(
@@ -69,7 +69,7 @@ class Queries(Protocol):
         ...
 
     def explain(self, connection: str, query: str, settings: Settings) -> dict[str, Any]:
-        """Describe what a query returns and how the server would run it; nothing is read."""
+        """Describe what a query returns and how the server would run it; read nothing."""
         ...
 
     def list_tables(self, connection: str, settings: Settings, *, limit: int) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Queries(Protocol):
 
 
 class Sizes(Protocol):
-    """How much of a result is shown."""
+    """Limit how much of a result is shown."""
 
     @property
     def rows(self) -> int: ...
@@ -88,7 +88,7 @@ class Sizes(Protocol):
 
 
 def installed() -> Queries:
-    """Return what answers queries in SQL here: previews, explanations, what steps look up."""
+    """Return what runs SQL queries here: previews, explanations, reference queries of steps."""
     found = registry.get(registry.POSTGRES).queries
     if found is None:
         raise ConfigError("the connector for PostgreSQL answers no queries")

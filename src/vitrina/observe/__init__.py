@@ -1,1 +1,1 @@
-"""Telemetry of runs: logs, metrics, traces, lineage, notifications."""
+"""Provide telemetry of runs: logs, metrics, traces, lineage, notifications."""

@@ -1,4 +1,4 @@
-"""Runs in the words of OpenLineage: START, then COMPLETE, FAIL or ABORT, with what was read and written."""
+"""Describe runs as OpenLineage events: START, then COMPLETE, FAIL or ABORT, with what was read and written."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,9 +26,9 @@ PRODUCER = f"urn:vitrina:{__version__}"
 SPEC = "https://openlineage.io/spec"
 RUN_EVENT = f"{SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
 
-# Whoever goes on with a lost or paused run makes a run of its own.
+# A runner that continues a lost or paused run starts a run with its own id.
 _ENDINGS = {"SUCCESS": "COMPLETE", "FAILED": "FAIL"}
-_NOBODY = UUID(int=0)
+_NO_OWNER = UUID(int=0)
 
 Row = dict[str, Any]
 Event = dict[str, Any]
@@ -36,12 +36,12 @@ Dataset = dict[str, Any]
 
 
 class RunLineage(RunObserver):
-    """One run's events. The first knows names only; schemas come with the last, once the query was looked at."""
+    """Emit the events of one run. The first has names only; schemas come with the last, once the query is described."""
 
     def __init__(
         self, settings: Settings, claim: Claim, send: Callable[[Event], None], *, ended_at: datetime | None = None
     ) -> None:
-        """Tell the start of a run. `ended_at`: the run is over since then, and its start has been told."""
+        """Emit the start of a run. If `ended_at` is set, the run ended then and its start was sent before."""
         self._claim = claim
         self._send = send
         self._ended_at = ended_at
@@ -49,7 +49,7 @@ class RunLineage(RunObserver):
         self._inputs: list[Dataset] = []
         self._outputs: list[Dataset] = []
         self._checks: Sequence[CheckOption] = ()
-        # A definition that is not valid has neither; the run is about to say so itself.
+        # An invalid definition has neither; the run will report that itself.
         with suppress(RunError, RequestError, ConfigError):
             self._name(revalidation.definition_of(claim), settings)
         if ended_at is None:
@@ -62,12 +62,12 @@ class RunLineage(RunObserver):
 
     def planned(self, job: PlannedRun, timing: Timing) -> None:
         if not self._outputs or not self._inputs:
-            self._name(job.definition, job.settings)  # a connection that the metastore keeps was opened meanwhile
+            self._name(job.definition, job.settings)  # a connection of the metastore is open by now
         for output in self._outputs:
             output["facets"] = {"schema": _schema(job.output)}
         if job.judged is None:
             return
-        with suppress(psycopg.Error):  # the run finds out itself when its session is gone
+        with suppress(psycopg.Error):  # the run will notice itself that its session is lost
             known = job.reader.columns_of(job.judged.tables)
             for dataset, table in zip(self._inputs, _unique(job.judged.tables), strict=False):
                 if table in known:
@@ -80,7 +80,7 @@ class RunLineage(RunObserver):
             if judged := counters.metrics.get("checks"):
                 assertions = _assertions(judged, self._checks)
                 output["facets"] = output.get("facets", {}) | {"dataQualityAssertions": assertions}
-        if len(self._inputs) == 1:  # of a join nobody knows how many rows came from where
+        if len(self._inputs) == 1:  # for a join, the rows of each table are unknown
             facet = _facet("1-0-0/InputStatisticsInputDatasetFacet", rowCount=counters.rows_read)
             self._inputs[0]["inputFacets"] = {"inputStatistics": facet}
         facets = {}
@@ -107,20 +107,17 @@ class RunLineage(RunObserver):
 
 
 def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable[[Event], None]) -> None:
-    """Tell the end of a run, as the metastore has it, when the run's own runner no longer can."""
-    names = (run["pipeline_id"], pipeline["name"], run["epoch"], _NOBODY, run["run_id"], run["pipeline_version"])
+    """Emit the end of a run, from the metastore, if the run's own runner no longer can."""
+    names = (run["pipeline_id"], pipeline["name"], run["epoch"], _NO_OWNER, run["run_id"], run["pipeline_version"])
     told = RunLineage(settings, Claim(*names, pipeline), send, ended_at=run["finished_at"])
-    # What was taken from a silent runner goes on in a run of its own; after too many losses it does not.
+    # A run taken from a silent runner continues as a new run; after too many losses it does not.
     status = "LOST" if run["error_code"] == "lease_lost" else run["status"]
     counters = Counters(run["rows_read"], run["rows_written"], metrics=run["metrics"] or {})
     told.ended(RunOutcome(status, run["error_code"], run["error_message"]), counters)
 
 
-# --- what is read and written --------------------------------------------------------------------------------------
-
-
 def _sources(definition: Definition, settings: Settings) -> list[Dataset]:
-    """List the tables of the query; what a Python source reads is unknown."""
+    """Return the tables of the query; what a Python source reads is unknown."""
     if definition.python_source:
         return []
     url = settings.connection_url(definition.source_connection)
@@ -140,16 +137,13 @@ def _target(definition: Definition, settings: Settings) -> Dataset:
 
 
 def _dataset(connector: Connector, url: str | None, name: str) -> Dataset:
-    """Name a dataset as the connector names what it reads and writes, without anything of the login."""
+    """Name a dataset as its connector does, without any part of the login."""
     namespace, named = connector.dataset(url, name) if connector.dataset else (connector.name, name)
     return {"namespace": namespace, "name": named}
 
 
 def _unique(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(tables))
-
-
-# --- facets --------------------------------------------------------------------------------------------------------
 
 
 def _job_facets(claim: Claim) -> dict[str, Any]:
@@ -168,18 +162,18 @@ def _schema(columns: Sequence[Column]) -> dict[str, Any]:
     return _facet("1-2-0/SchemaDatasetFacet", fields=fields)
 
 
-# Kinds that say by themselves what was judged; of the others, the name does.
+# Kinds that describe the assertion by themselves; for the others, the check's name does.
 _SAYING_KINDS = frozenset({"not_null", "unique", "accepted_values", "relationship", "row_count", "freshness"})
 
 
 def _assertions(judged: Sequence[Row], checks: Sequence[CheckOption]) -> dict[str, Any]:
-    """Tell what came of the checks of a run. A warning, or rows that were left out, are no success."""
+    """Return the results of a run's checks. A warning, or rejected rows, do not count as success."""
     columns = {check.called: check.columns_read for check in checks}
     told = [
         {
             "assertion": found["kind"] if found["kind"] in _SAYING_KINDS else found["name"],
             "success": found["result"] == "passed",
-            # One of several is not what was judged.
+            # With several columns, no single one was checked.
             **({"column": named[0]} if len(named := columns.get(found["name"], ())) == 1 else {}),
         }
         for found in judged

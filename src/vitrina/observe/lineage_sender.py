@@ -1,7 +1,7 @@
-"""Sending lineage events, in their order, to a URL and a file; runs never wait for either.
+"""Send lineage events, in their order, to a URL and a file; runs never wait for either.
 
-A run whose START was sent stands in the metastore until its end is sent. If its runner was killed, or could not reach
-the receiver, another runner finds the run there and sends its end.
+A run whose START was sent is recorded in the metastore until its end is sent. If its runner was killed, or could not
+reach the receiver, another runner finds the run there and sends its end.
 """
 
 import json
@@ -24,20 +24,20 @@ from vitrina.settings import Settings
 from vitrina.store import lineage as lineage_begun
 from vitrina.store import pipelines
 
-# What waits while the receiver is away; events behind these are dropped, and counted.
+# Events that may wait while the receiver is unavailable; further ones are dropped, and counted.
 QUEUE_EVENTS = 1000
-# Tries of one event, and the wait before the second; it doubles from there.
+# Attempts for one event, and the wait before the second; it doubles from there.
 MAX_ATTEMPTS = 5
 FIRST_WAIT_SECONDS = 1.0
 STOP_SECONDS = 5.0
-# How often it is looked for runs that nobody has told the end of, and how long their own runner is given to do it.
+# How often to look for runs whose end was not sent, and how long their own runner has to send it.
 LOOK_SECONDS = 30.0
 OWN_RUNNER_SECONDS = 60.0
 LEFT_BEHIND_AT_ONCE = 20
 
 
 class LineageSender:
-    """A thread beside the runs."""
+    """Send events in a thread beside the runs."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LineageSender:
         self._first_wait = first_wait_seconds
         self._redact = logs.Redactor(logs.secrets_of(settings))
         self._queue: deque[Event] = deque()
-        # Runs whose start could not be noted: their end is sent without asking.
+        # Runs whose start could not be recorded: their end is sent without asking.
         self._unnoted: set[str] = set()
         self._waiting = threading.Condition()
         self._looks_at = time.monotonic()
@@ -66,14 +66,14 @@ class LineageSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and try once more to send what is queued."""
+        """Stop, after one more attempt to send what is queued."""
         self._stopping.set()
         with self._waiting:
             self._waiting.notify()
         self._thread.join(STOP_SECONDS)
 
     def send(self, event: Event) -> None:
-        """Queue the event, and no more: this runs on the run's own thread."""
+        """Queue the event and return, because this runs on the run's own thread."""
         with self._waiting:
             if len(self._queue) >= QUEUE_EVENTS:
                 self._events.labels("dropped").inc()
@@ -82,7 +82,7 @@ class LineageSender:
             self._waiting.notify()
 
     def look(self) -> None:
-        """Look at once whether the end of a run that was taken over is to be told."""
+        """Check at once for runs that were taken over and whose end was not sent."""
         with self._waiting:
             self._looks_at = 0.0
             self._waiting.notify()
@@ -95,13 +95,13 @@ class LineageSender:
                     self._forward(event)
                 elif not self._stopping.is_set():
                     self._tell_left_behind()
-            except Exception:  # noqa: BLE001 - the next event may fare better; runs do not depend on it
+            except Exception:  # noqa: BLE001 - the next event may succeed; runs do not depend on it
                 self._log.exception("lineage.crashed")
         if self._client:
             self._client.close()
 
     def _next(self) -> Event | None:
-        """Wait for the next event. Return None when it is time to look for runs that other runners left."""
+        """Return the next event, or None when it is time to look for runs that other runners left."""
         with self._waiting:
             while not self._queue and not self._stopping.is_set():
                 wait = self._looks_at - time.monotonic()
@@ -110,17 +110,15 @@ class LineageSender:
                 self._waiting.wait(wait)
             return self._queue.popleft() if self._queue else None
 
-    # --- who tells what ----------------------------------------------------------------------------------------------
-
     def _forward(self, event: Event) -> None:
         if event["eventType"] == "START":
             self._note_begun(event["run"]["runId"])
         elif not self._take_end(event["run"]["runId"]):
-            return  # another runner took this one for dead, and has told it already
+            return  # another runner considered this one dead and has sent it
         self._deliver(event)
 
     def _note_begun(self, run_id: str) -> None:
-        """Note the start before it is sent, so that another runner can tell the end of every start that was sent."""
+        """Record the start before it is sent, so that another runner can send the end of every start that was sent."""
         try:
             with self._metastore() as metastore:
                 lineage_begun.note_begun(metastore, run_id)
@@ -135,7 +133,7 @@ class LineageSender:
             with self._metastore() as metastore:
                 return lineage_begun.take_end(metastore, run_id)
         except (CannotConnect, psycopg.Error):
-            return True  # told twice is better than not at all
+            return True  # sending twice is better than not at all
 
     def _tell_left_behind(self) -> None:
         self._looks_at = time.monotonic() + LOOK_SECONDS
@@ -145,10 +143,10 @@ class LineageSender:
                 self._log.info("lineage.left_behind", **names, kind=event["eventType"])
                 self._deliver(event)
         except (CannotConnect, psycopg.Error):
-            return  # the next look comes soon enough
+            return  # it is tried again soon
 
     def _leave_behind(self, event: Event) -> None:
-        """Note an end that no receiver took, so that any runner finds it in its next look."""
+        """Record an end that no receiver accepted, so that any runner finds it at its next check."""
         if event["eventType"] != "START":
             with suppress(CannotConnect, psycopg.Error), self._metastore() as metastore:
                 lineage_begun.note_begun(metastore, event["run"]["runId"])
@@ -163,8 +161,6 @@ class LineageSender:
                 if pipeline:
                     tell_left_behind(self._settings, run, pipeline, events.append)
         return events
-
-    # --- the way there -----------------------------------------------------------------------------------------------
 
     def _deliver(self, event: Event) -> None:
         body = self._redact(json.dumps(event, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""What processes write to standard error: structlog lines, for people or as JSON, without the settings' secrets."""
+"""Write log lines to standard error with structlog, for people or as JSON, without the settings' secrets."""
 
 import json
 import logging
@@ -19,21 +19,21 @@ from vitrina.ports import registry
 from vitrina.settings import Settings
 
 MASK = "***"
-# Of one field of a line, and of a line that a library wrote.
+# Characters of one field of a line, and of a line that a library wrote.
 MAX_TEXT = 10_000
 
-# A short secret is often an ordinary word ("postgres"): masked only where it stands alone, or logs would be unreadable.
+# A short secret is often an ordinary word ("postgres"). It is masked only as a whole word, or logs would be unreadable.
 _SHORT_SECRET_LENGTH = 12
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]*@")
 _PASSWORD_IN_CONNINFO = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
-# They tell about every statement or connection; ours tell about every run.
+# These log every statement or connection; our own lines report every run.
 _CHATTY_LIBRARIES = ("alembic", "asyncio", "elastic_transport", "httpcore", "httpx", "urllib3", "uvicorn")
 
 
-# Level, and what the line says; called on the thread that writes it.
+# Receives the level and the fields of a line, on the thread that writes it.
 Listener = Callable[[str, dict[str, Any]], None]
 _listeners: tuple[Listener, ...] = ()
-# Levels that the settings leave out.
+# Levels below that of the settings.
 _dropped: frozenset[str] = frozenset()
 
 
@@ -57,20 +57,20 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
         processors=[_Enrichment(settings, _dropped), *_rendering(renderer)],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=lambda *names: lines,
-        # Not cached: loggers made at import time shall follow a later `configure` too.
+        # Not cached, so that loggers created at import time follow a later `configure` too.
         cache_logger_on_first_use=False,
     )
 
 
 def is_heard(level: str) -> bool:
-    """Tell whether anybody is told of lines of a level: for those that every request would write."""
+    """Return whether lines of a level are written or listened to, for lines that every request would write."""
     return bool(_listeners) or level not in _dropped
 
 
 class _Lines:
     """Write our own lines straight to the handler's stream.
 
-    By way of the standard library each takes six times as long, and a run writes one for every batch.
+    Through the standard library each takes six times as long, and a run writes one for every batch.
     """
 
     def __init__(self, handler: "logging.StreamHandler[TextIO]", redact: "Redactor") -> None:
@@ -78,7 +78,7 @@ class _Lines:
         self._redact = redact
 
     def _write(self, line: str) -> None:
-        # As the standard library has it: whoever no longer reads our lines does not end a run.
+        # Like the standard library: a closed stream must not end a run.
         with suppress(OSError, ValueError), self._handler.lock or nullcontext():
             self._handler.stream.write(self._redact(line) + "\n")
             self._handler.stream.flush()
@@ -88,7 +88,7 @@ class _Lines:
 
 def add_listener(listener: Listener) -> None:
     """Pass every line to `listener` as well, whatever the log level; it redacts what it keeps (`Redactor`)."""
-    global _listeners  # noqa: PLW0603 - like structlog's own configuration: one for the process
+    global _listeners  # noqa: PLW0603 - one for the process, like structlog's configuration
     _listeners = (*_listeners, listener)
 
 
@@ -98,7 +98,7 @@ def remove_listener(listener: Listener) -> None:
 
 
 class _Enrichment:
-    """Add to a line what its author does not say, in one step. Listeners hear it before it is filtered or rendered."""
+    """Add the context, level and time to a line in one step. Listeners receive it before it is filtered or rendered."""
 
     def __init__(self, settings: Settings, dropped: frozenset[str]) -> None:
         self._dropped = dropped
@@ -121,7 +121,7 @@ class _Enrichment:
 
 
 def shortened(value: Any) -> Any:
-    """Cut a text to a bounded length: whatever a server or a step says, one line can be kept and read."""
+    """Cut a text to a bounded length, so that one line stays readable whatever a server or a step says."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"{value[:MAX_TEXT]}... ({len(value) - MAX_TEXT} more characters)"
     return value
@@ -142,14 +142,14 @@ def _timestamp(*, precise: bool) -> str:
 
 
 def secrets_of(settings: Settings) -> frozenset[str]:
-    """Collect every secret value in the settings: passwords inside URLs, tokens, keys."""
+    """Return every secret value in the settings: passwords inside URLs, tokens, keys."""
     receivers = [url.get_secret_value() for url in (settings.webhook_url, settings.slack_webhook_url) if url]
     parts = [part for value in _secret_values(settings) for part in _secret_parts(value)]
-    # Whoever knows the address of a receiver may write to it, password or not.
+    # The address of a receiver is a secret too, because anyone who knows it can post to it.
     return frozenset(part for part in (*parts, *receivers) if part)
 
 
-# Passwords of connections that the metastore keeps: no settings have them when a process starts.
+# Passwords of connections in the metastore, which the settings of a starting process do not have.
 _learned: frozenset[str] = frozenset()
 
 
@@ -162,7 +162,7 @@ def learn(url: str) -> None:
 
 
 class Redactor:
-    """Mask secret values wherever they stand in a text: in a message, a field or a traceback."""
+    """Mask secret values anywhere in a text: in a message, a field or a traceback."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._given = frozenset(secrets)
@@ -170,7 +170,7 @@ class Redactor:
 
     def _prepare(self, learned: frozenset[str]) -> None:
         forms = {form for secret in self._given | learned for form in _written_forms(secret)}
-        # Longest first: a secret that contains another one must not leave its rest behind.
+        # Longest first, so that masking a secret inside another does not leave the rest of it visible.
         self._forms = sorted(forms, key=len, reverse=True)
         self._secrets = re.compile("|".join(map(_pattern, self._forms)))
         self._knows = learned
@@ -178,19 +178,19 @@ class Redactor:
     def __call__(self, text: str) -> str:
         if self._knows is not _learned:
             self._prepare(_learned)
-        # Nearly every line has none of them, and finding that out costs less this way.
+        # Nearly every line has no secret, and this check is cheaper than the substitution.
         if "://" in text:
             text = _PASSWORD_IN_URL.sub(rf"\1:{MASK}@", text)
         return self._secrets.sub(MASK, text) if any(form in text for form in self._forms) else text
 
 
 def redactor_of(settings: Settings) -> Redactor:
-    """Make what masks the secrets of these settings; by name, so that a process elsewhere can be told to."""
+    """Return what masks the secrets of these settings; a named function, so that it can be pickled."""
     return Redactor(secrets_of(settings))
 
 
 def masked(text: str, settings: Settings) -> str:
-    """Mask the settings' secrets in what people are told. A text without any is returned as it is, a Sentence too."""
+    """Mask the settings' secrets in a text for people. A text without any is returned unchanged, even a Sentence."""
     found = Redactor(secrets_of(settings))(text)
     return text if found == text else found
 
@@ -231,7 +231,7 @@ def _renderer(settings: Settings, stream: TextIO) -> structlog.typing.Processor:
     return structlog.dev.ConsoleRenderer(
         colors=wants_colours(stream),
         pad_event_to=28,
-        # The pretty formatters print local variables, and with them whatever is secret.
+        # The pretty formatters print local variables, which may hold secrets.
         exception_formatter=structlog.dev.plain_traceback,
     )
 
@@ -239,7 +239,7 @@ def _renderer(settings: Settings, stream: TextIO) -> structlog.typing.Processor:
 def as_json(fields: Any) -> str:
     try:
         return orjson.dumps(fields, default=str).decode()
-    except TypeError:  # a number too long for it, half a character, a name that is no text
+    except TypeError:  # a number out of range, a lone surrogate, a key that is not text
         return json.dumps(fields, default=str, skipkeys=True)
 
 
@@ -262,7 +262,7 @@ def _secret_values(settings: Settings) -> Iterator[str]:
 
 
 def _secret_parts(value: str) -> Iterator[str]:
-    """Find the password of a URL or of a `host=... password=...` string, else take the value itself."""
+    """Yield the password of a URL or of a `host=... password=...` string, else the value itself."""
     urls = [part.strip() for part in value.split(",") if "://" in part]
     if urls:
         # A password may contain the comma that separates search servers.
@@ -289,7 +289,7 @@ def _passwords_in_url(url: str) -> Iterator[str]:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """Write a secret as it is, as in a URL, JSON or a Python repr, and as one of these inside another."""
+    """Return a secret as it is, as in a URL, JSON or a Python repr, and as one of these inside another."""
     return {outer for inner in _escaped(secret) for outer in _escaped(inner)}
 
 

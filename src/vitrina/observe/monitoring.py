@@ -1,4 +1,4 @@
-"""The metastore as Prometheus sees it: read when asked, so lag and age stay right while nothing runs."""
+"""Expose the metastore to Prometheus. It is read on each scrape, so lag and age stay right while nothing runs."""
 
 import threading
 import time
@@ -22,13 +22,13 @@ from vitrina.status import Status
 from vitrina.store import feed_reports, metrics
 from vitrina.store.database import Connection
 
-# More pipelines than this share one label: a monitoring server must survive whatever is created here.
+# Further pipelines share one label, to limit the number of series in the monitoring server.
 MAX_PIPELINES = 500
 OTHER = "other"
 
 UNREACHABLE = (psycopg.OperationalError, PoolTimeout, CannotConnect)
 
-# When each series began is a third of all samples, and no rule or dashboard asks for it.
+# Creation times of series are a third of all samples, and no rule or dashboard uses them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ Connect = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True)
 class PipelineGauge:
-    """One figure of a pipeline; `of_rest` is what stands under the label that many share."""
+    """Define one metric of a pipeline; `of_rest` computes the value for the label that many pipelines share."""
 
     name: str
     help: str
@@ -46,7 +46,7 @@ class PipelineGauge:
 
 
 class MetastoreCollector(Collector):
-    """Read the figures whenever they are scraped."""
+    """Read the metrics on each scrape."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MetastoreCollector(Collector):
         counted: Callable[[], Collection[str]] = tuple,
         on_pipelines: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
-        """Notify `on_pipelines` of those of the `counted` names that still exist."""
+        """Call `on_pipelines` with those of the `counted` names that still exist."""
         self._connect, self._settings, self._max_pipelines = connect, settings, max_pipelines
         self._counted, self._on_pipelines = counted, on_pipelines
         self.rest = Rest()
@@ -98,7 +98,7 @@ class MetastoreCollector(Collector):
 
 @dataclass(frozen=True)
 class Found:
-    """What one scrape shows; `rest` sums up the pipelines that have no row here."""
+    """Hold what one scrape shows; `rest` sums up the pipelines that have no row here."""
 
     rows: list[Row]
     totals: Row
@@ -108,7 +108,7 @@ class Found:
 
     @property
     def rest_statuses(self) -> Counter[str]:
-        """Count the others by status, never below zero: the totals are read a moment after the rows."""
+        """Count the others by status, never below zero, because the totals are read a moment after the rows."""
         return self.statuses - Counter(row["status"] for row in self.rows)
 
 
@@ -148,7 +148,7 @@ def _feeds(feeds: list[Row], max_pipelines: int) -> Iterator[GaugeMetricFamily]:
 class Rest:
     """Sum up the pipelines after those that have their own label.
 
-    The sums are kept for a while when computing them takes long; the ages in them grow by themselves.
+    The sums are cached if computing them takes long; the ages in them keep growing.
     """
 
     def __init__(self) -> None:
@@ -158,9 +158,9 @@ class Rest:
         self.kept_seconds = 0.0
 
     def read(self, connection: Connection, last: Row) -> Row:
-        """Read the sums of the pipelines after `last`."""
+        """Return the sums of the pipelines after `last`."""
         after = (last["created_at"], last["id"])
-        # Two that ask at once: the second takes what the first has read.
+        # Of two concurrent callers, the second uses what the first has read.
         with self._lock:
             if time.monotonic() >= self._good_until or self._row["after"] != after:
                 started = time.monotonic()
@@ -170,7 +170,7 @@ class Rest:
             return self._row | {"now": last["now"]}
 
 
-# Up to this the rest is read with every scrape; beyond it, so seldom that it takes a four-hundredth of the time.
+# Up to this duration the rest is read on every scrape; beyond it, so rarely that it takes 1/400 of the time.
 QUICK_SECONDS = 0.05
 _KEEP_FACTOR = 400
 _MAX_KEEP_SECONDS = 300.0
@@ -225,7 +225,7 @@ def _statuses(found: Found) -> GaugeMetricFamily:
 
 
 def _failures(found: Found) -> GaugeMetricFamily:
-    """Show why pipelines fail, by the error's code; there are few codes."""
+    """Show why pipelines fail, by error code; there are few codes."""
     family = GaugeMetricFamily(
         "vitrina_pipeline_failed", "1 while the pipeline is FAILED, with the error's code.", labels=["pipeline", "code"]
     )
@@ -249,11 +249,8 @@ def _gauge(gauge: PipelineGauge, found: Found) -> GaugeMetricFamily:
     return family
 
 
-# --- the figures ---------------------------------------------------------------------------------------------------
-
-
 def lag_seconds(row: Row) -> float | None:
-    """Compute how old the mart's knowledge of its source is: since the safe cursor, or since the last success began.
+    """Return how old the mart's knowledge of its source is: since the safe cursor, or since the last success began.
 
     A live mart knows the moment that it shows.
     """
@@ -263,7 +260,7 @@ def lag_seconds(row: Row) -> float | None:
 
 
 def held_seconds(row: Row) -> float:
-    """Compute how long an open transaction of another session has kept the checkpoint from moving."""
+    """Return how long an open transaction of another session has kept the checkpoint from moving."""
     hold = row["hold"] if isinstance(row["hold"], dict) else {}
     since = cursor_time(hold.get("since"), {})
     if since is not None:
@@ -272,7 +269,7 @@ def held_seconds(row: Row) -> float:
 
 
 def cursor_time(cursor: Any, options: Any) -> datetime | None:
-    """Parse a cursor, which is text. Return None for one that is no point in time: it has no age."""
+    """Parse a cursor, which is text. Return None if it is not a point in time and so has no age."""
     try:
         moment = datetime.fromisoformat(str(cursor)) if cursor and "-" in str(cursor)[1:] else None
     except ValueError:
@@ -284,13 +281,13 @@ def _zone(options: Any) -> tzinfo:
     name = options.get("cursor_timezone") if isinstance(options, dict) else None
     try:
         return ZoneInfo(name) if isinstance(name, str) else UTC
-    except (ValueError, OSError, ZoneInfoNotFoundError):  # a folder of zones is none
+    except (ValueError, OSError, ZoneInfoNotFoundError):  # the name of a folder of zones is not a zone
         return UTC
 
 
 def lag_limit_seconds(row: Row) -> float | None:
     limit = row["options"].get("max_lag_seconds") if isinstance(row["options"], dict) else None
-    # A row may have been edited by hand, to a number that is too large for a figure.
+    # A row may have been edited by hand, with a number too large for a float.
     return float(limit) if row["enabled"] and isinstance(limit, int | float) and abs(limit) < 1e300 else None
 
 
@@ -298,7 +295,7 @@ def _age(row: Row, moment: float | None) -> float | None:
     return max(row["now"] - moment, 0) if moment is not None else None
 
 
-# Under the shared label: the oldest time, the greatest age, the sum, the lowest limit.
+# For the shared label: the oldest time, the greatest age, the sum, the lowest limit.
 PIPELINE_GAUGES = (
     PipelineGauge(
         "vitrina_pipeline_status_since_timestamp_seconds",
@@ -332,7 +329,7 @@ PIPELINE_GAUGES = (
     ),
     PipelineGauge(
         "vitrina_run_progress_age_seconds",
-        "Time since the run at work last committed something; absent when none is at work.",
+        "Time since the current run last committed something; absent when no run is active.",
         lambda row: _age(row, row["progressed"]),
         lambda rest: _age(rest, rest["progressed"]),
     ),

@@ -1,4 +1,4 @@
-"""Delivering notifications: to a signed webhook and to Slack, with patience, and never two runners the same one."""
+"""Deliver notifications to a signed webhook and to Slack, with retries, and each by one runner only."""
 
 import base64
 import binascii
@@ -29,34 +29,34 @@ MAX_ATTEMPTS = 10
 FIRST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 900.0
 TIMEOUT_SECONDS = 10.0
-# A whole delivery: the time above is that of one read, and a receiver may send its answer letter by letter.
+# Limit of a whole delivery: the timeout above is that of one read, and a receiver may answer byte by byte.
 DELIVERY_SECONDS = 10.0
-# Messages that a channel takes up at once. It sends them one by one, and all of them take less time than the lease, so
-# that nobody else sends them meanwhile; a runner that dies leaves them to the next one.
+# Messages that a channel claims at once. It sends them one by one, in less time than the lease, so that no other runner
+# sends them meanwhile. If a runner dies, the next one takes them over.
 PORTION = 4
 LEASE_SECONDS = 60.0
-# A receiver that let us wait is left alone for a while.
+# How long a slow receiver gets no further messages.
 LEAVE_ALONE_SECONDS = 60.0
 LOOK_SECONDS = 2.0
-# A channel that takes longer is left to itself: the others go on with the next messages.
+# How long to wait for a channel before the others go on with the next messages.
 PATIENCE_SECONDS = 1.0
 
-# The kind of a message that somebody sends to see whether it arrives.
+# The kind of a message that a user sends to test the receivers.
 TEST = "test"
 
 Row = dict[str, Any]
 
 
 class Undelivered(Exception):
-    """The receiver did not accept the message."""
+    """Signal that the receiver did not accept the message."""
 
 
 class TooSlow(Undelivered):
-    """The message may have arrived; a receiver that gets it twice recognises it by its id."""
+    """Signal that the message may have arrived; a receiver that gets it twice recognises it by its id."""
 
 
 class Channel:
-    """One receiver. It sends in a thread of its own, so that a slow receiver does not delay the others."""
+    """Send to one receiver, in a separate thread, so that a slow receiver does not delay the others."""
 
     def __init__(self, name: str, send: Callable[[Row], None]) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class Channel:
             self._thread.join(seconds)
 
     def send(self, message: Row) -> bool:
-        """Send the message. Return False when it was not tried, because the receiver was too slow just now."""
+        """Send the message. Return False if it was not tried, because the receiver was too slow just now."""
         if time.monotonic() < self._left_alone_until:
             return False
         try:
@@ -89,7 +89,7 @@ class Channel:
 
 
 class Notifier:
-    """A thread that looks for messages to send. Several runners may each have one."""
+    """Look for messages to send, in a thread. Several runners may each have one."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Notifier:
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._settings = settings
-        # Asked for anew for each statement: a receiver that takes its time must not keep others waiting for it.
+        # Acquired for each statement, so that a slow receiver does not keep other users of the session waiting.
         self._metastore = metastore
         self._instruments = instruments
         self._first_wait = first_wait_seconds
@@ -126,16 +126,16 @@ class Notifier:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Survive an error; a message that was not recorded is taken up again when its lease is over."""
+        """Survive an error; a message that was not recorded is claimed again when its lease is over."""
         try:
             yield
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("notifications.waiting", error=" ".join(str(exc).split()))
-        except Exception:  # noqa: BLE001 - the next look tries again; runs do not depend on it
+        except Exception:  # noqa: BLE001 - tried again in the next round; runs do not depend on it
             self._log.exception("notifications.crashed")
 
     def deliver_due(self) -> int:
-        """Deliver one round and count the messages taken up or closed. Each free channel takes what it can send."""
+        """Deliver one round and count the messages claimed or closed. Each free channel claims what it can send."""
         free = [channel for channel in self._channels if channel.is_free]
         taken = {message for channel in free for message in self._take_up(channel)}
         end = time.monotonic() + self._patience
@@ -166,7 +166,7 @@ class Notifier:
             return
         with self._metastore() as metastore:
             if not tried:
-                # Taken up again as soon as the channel is free; nothing was tried, so nothing is counted.
+                # Claimed again as soon as the channel is free; nothing was tried, so nothing is counted.
                 notifications.put_back(metastore, message["id"], channel.name)
                 return
             notifications.mark_delivered(metastore, message["id"], channel.name)
@@ -174,7 +174,7 @@ class Notifier:
         self._log.info("notification.sent", **_names(message), channel=channel.name)
 
     def _try_later(self, channel: Channel, message: Row, problem: str) -> None:
-        """Postpone by this channel's own count; failures of another channel say nothing about it."""
+        """Postpone by this channel's own count, because failures of another channel say nothing about it."""
         names = {**_names(message), "channel": channel.name}
         with self._metastore() as metastore:
             if message["tries"] < MAX_ATTEMPTS:
@@ -190,23 +190,21 @@ class Notifier:
         return [Channel(name, partial(send, self._settings)) for name, send in senders(self._settings).items()]
 
 
-# --- receivers -----------------------------------------------------------------------------------------------------
-
 Send = Callable[[Settings, Row], None]
 
-# Where the operator sets each of them.
+# The setting of each receiver.
 SETTINGS = {"webhook": "VITRINA_WEBHOOK_URL", "slack": "VITRINA_SLACK_WEBHOOK_URL"}
 
 
 def senders(settings: Settings) -> dict[str, Send]:
-    """Choose how to send to each receiver that has an address."""
+    """Return how to send to each receiver that has an address."""
     addresses = {"webhook": settings.webhook_url, "slack": settings.slack_webhook_url}
-    ways: dict[str, Send] = {"webhook": _send_webhook, "slack": _send_slack}
-    return {name: ways[name] for name, address in addresses.items() if address}
+    functions: dict[str, Send] = {"webhook": _send_webhook, "slack": _send_slack}
+    return {name: functions[name] for name, address in addresses.items() if address}
 
 
 def try_receivers(settings: Settings, message: Row) -> list[dict[str, Any]]:
-    """Send a message at once to every receiver, and report the results."""
+    """Send a message at once to every receiver, and return the results."""
     found = senders(settings)
     outcomes: list[dict[str, Any]] = []
     for name, setting in SETTINGS.items():
@@ -224,7 +222,7 @@ def _send_webhook(settings: Settings, message: Row) -> None:
     assert settings.webhook_url is not None
     body = json.dumps(webhook_body(message)).encode()
     headers = {"Content-Type": "application/json", "webhook-id": str(message["id"])}
-    # By the database's clock: receivers refuse what is dated by one that is wrong.
+    # By the database's clock, because receivers refuse messages with a wrong time.
     headers["webhook-timestamp"] = str(int(message["taken_at"].timestamp()))
     if settings.webhook_secret:
         secret = settings.webhook_secret.get_secret_value()
@@ -239,11 +237,8 @@ def _send_slack(settings: Settings, message: Row) -> None:
     post_in_time(url, body, {"Content-Type": "application/json"})
 
 
-# --- what is said --------------------------------------------------------------------------------------------------
-
-
 def test_message(moment: datetime, asked_by: str) -> Row:
-    """Build a message for a test of the receivers."""
+    """Return a message for a test of the receivers."""
     return {"id": uuid4(), "kind": TEST, "created_at": moment, "taken_at": moment, "asked_by": asked_by}
 
 
@@ -287,13 +282,13 @@ def slack_text(message: Row) -> str:
 
 
 def signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
-    """Sign as standardwebhooks.com has it, so that its libraries verify it: `v1,` and base64 of an HMAC-SHA256."""
+    """Sign as standardwebhooks.com specifies, so that its libraries verify it: `v1,` and base64 of an HMAC-SHA256."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
 
 
 def _key(secret: str) -> bytes:
-    """Decode `whsec_...` as base64; take anything else as it is."""
+    """Decode `whsec_...` as base64; use anything else as it is."""
     if secret.startswith("whsec_"):
         try:
             return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
@@ -303,14 +298,14 @@ def _key(secret: str) -> bytes:
 
 
 def post_in_time(url: str, body: bytes, headers: dict[str, str], *, seconds: float | None = None) -> None:
-    """Post in a thread of its own. When the whole takes too long, close the connection and abandon the thread."""
+    """Post in a separate thread. If it takes too long in total, close the connection and abandon the thread."""
     limit = DELIVERY_SECONDS if seconds is None else seconds
     outcome: list[Exception | None] = []
 
     def work(client: httpx.Client) -> None:
         try:
             post(url, body, headers, client)
-        except Exception as exc:  # noqa: BLE001 - a thread ends here; whoever waits for it raises it
+        except Exception as exc:  # noqa: BLE001 - raised by the caller, which waits for this thread
             outcome.append(exc)
         else:
             outcome.append(None)
@@ -345,9 +340,9 @@ def post(url: str, body: bytes, headers: dict[str, str], client: httpx.Client | 
 def open_client(url: str) -> httpx.Client:
     """Open a client for a caller that posts often to the same receiver."""
     where = urlsplit(url)
-    # Proxies of the environment are for the world outside, not for a receiver on this machine.
+    # The environment's proxies are for receivers elsewhere, not on this machine.
     local = (where.hostname or "") in ("localhost", "127.0.0.1", "::1")
-    # Reading the system's certificates takes longer than all the rest, and plain HTTP has no use for them.
+    # Loading the system's certificates takes longer than all the rest, and plain HTTP does not need them.
     return httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not local, verify=where.scheme != "http")
 
 

@@ -1,4 +1,4 @@
-"""Observers of a run (traces, lineage). They are notified on the run's thread and must not block it."""
+"""Define observers of a run (traces, lineage). They are notified on the run's thread and must not block it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from vitrina.store.runs import Counters
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended: SUCCESS, PAUSED, CANCELLED, LOST or FAILED, the last with code and message."""
+    """Hold how a run ended: SUCCESS, PAUSED, CANCELLED, LOST or FAILED, the last with code and message."""
 
     status: str
     code: str | None = None
@@ -25,7 +25,7 @@ class RunOutcome:
 
 
 class PlannedRoute(Protocol):
-    """How the rows will move, and what that promises."""
+    """Describe how the rows will be moved, and the guarantee."""
 
     @property
     def route(self) -> str: ...
@@ -37,7 +37,7 @@ class PlannedRoute(Protocol):
 
 
 class PlannedRun(Protocol):
-    """What is known of a run when it is planned; `vitrina.loads.job.Job` is one."""
+    """Describe a planned run; `vitrina.loads.job.Job` implements it."""
 
     @property
     def definition(self) -> Definition: ...
@@ -57,13 +57,13 @@ class PlannedRun(Protocol):
 
 
 class RunObserver:
-    """Observe one run. An observer only stores what it is told, because the run does not wait for it."""
+    """Observe one run. An observer only stores what it receives, because the run must not wait for it."""
 
-    # Of the trace that the run's lines belong to, where somebody makes one.
+    # The trace that the run's log lines belong to, if there is one.
     trace_id: str | None = None
 
     def planned(self, job: PlannedRun, timing: Timing) -> None:
-        """Handle the plan: everything is open, and it is known how the rows will move."""
+        """Handle the plan. Everything is open, and it is decided how the rows will be moved."""
 
     def batch_done(self, filled: Part, timings: Mapping[str, Timing]) -> None:
         """Handle a committed batch; `timings` has the stages of filling and writing it."""
@@ -72,13 +72,13 @@ class RunObserver:
         """Handle the publication of a whole load."""
 
     def retrying(self, attempt: int, error: str) -> None:
-        """Handle an error that may pass; the next try is `attempt`."""
+        """Handle a transient error; the next try is `attempt`."""
 
     def ended(self, outcome: RunOutcome, counters: Counters) -> None:
-        """Handle the end, whatever happened. Nothing follows it."""
+        """Handle the end of the run. No other call follows."""
 
 
-# Who wants to watch the run of a claim.
+# Returns the observers of the run of a claim.
 ObserverFactory = Callable[[Claim], Sequence[RunObserver]]
 
 

@@ -1,4 +1,4 @@
-"""`/metrics`, `/livez` and `/readyz?verbose` of a runner, on a port of their own."""
+"""Serve `/metrics`, `/livez` and `/readyz?verbose` of a runner, on a separate port."""
 
 import json
 import threading
@@ -12,12 +12,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from vitrina.errors import ConfigError
 
-# What a check found wrong, or None when all is well.
+# Returns what is wrong, or None.
 Check = Callable[[], str | None]
 
 
 class ProbeServer:
-    """Serve until stopped. Answer in threads, so that an unreachable database holds up one probe, not all."""
+    """Serve until stopped. Answer in threads, so that an unreachable database delays one probe, not all."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     live: dict[str, Check]
     ready: dict[str, Check]
-    # A client that says nothing does not keep its thread.
+    # A client that sends nothing must not keep its thread.
     timeout = 10
 
     def do_GET(self) -> None:
@@ -93,4 +93,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "vitrina"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a scrape is not worth a line."""
+        """Log nothing, because scrapes are too frequent."""

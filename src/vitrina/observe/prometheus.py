@@ -1,4 +1,4 @@
-"""What a runner counts for Prometheus: runs, rows, batches, stages, losses. Labels are bounded: never a run id."""
+"""Count runs, rows, batches, stages and losses of a runner for Prometheus. Labels are bounded: never a run id."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ BATCH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300)
 
 
 class Instruments:
-    """One set for a whole runner."""
+    """Hold the metrics of a runner."""
 
     def __init__(self, registry: CollectorRegistry | None = None, *, max_pipelines: int = MAX_PIPELINES) -> None:
         self.registry = registry or CollectorRegistry()
@@ -38,7 +38,7 @@ class Instruments:
             "stage_seconds", "Time spent in each stage of runs; stages overlap.", "pipeline", "stage"
         )
         self.checks = self._counter(
-            "checks", "Checks of definitions that runs judged, by what came of them.", "pipeline", "result"
+            "checks", "Checks of definitions that runs evaluated, by result.", "pipeline", "result"
         )
         self.plans = self._counter(
             "plans", "Plans of what a load would change, by what they found.", "pipeline", "result"
@@ -50,19 +50,17 @@ class Instruments:
         self.lease_lost = self._counter(
             "lease_lost", "Leases lost, seen by their holder or by the runner that took over.", "pipeline", "seen_by"
         )
-        self.notifications = self._counter(
-            "notifications", "Notifications, by what became of them.", "channel", "outcome"
-        )
-        self.lineage_events = self._counter("lineage_events", "Lineage events, by what became of them.", "outcome")
+        self.notifications = self._counter("notifications", "Notifications, by outcome.", "channel", "outcome")
+        self.lineage_events = self._counter("lineage_events", "Lineage events, by outcome.", "outcome")
         self.lines_dropped = self._counter("log_lines_dropped", "Lines of runs that could not be kept.")
         self.running = self._gauge("runner_running", "Runs that this runner is working on.")
         self.capacity = self._gauge("runner_capacity", "Runs that this runner may work on at a time.")
-        Gauge("vitrina_build_info", "The version at work; always 1.", ["version"], registry=self.registry).labels(
+        Gauge("vitrina_build_info", "The running version; always 1.", ["version"], registry=self.registry).labels(
             __version__
         ).set(1)
 
     def label(self, pipeline: str) -> str:
-        """Return the pipeline's name, until there are too many of them."""
+        """Return the pipeline's name, or the shared label once there are too many."""
         with self._lock:
             if pipeline in self._pipelines or len(self._pipelines) < self._max_pipelines:
                 self._pipelines.add(pipeline)
@@ -70,20 +68,20 @@ class Instruments:
         return OTHER
 
     def counted(self) -> list[str]:
-        """List the pipelines that have series of their own."""
+        """Return the pipelines that have their own series."""
         with self._lock:
             return list(self._pipelines)
 
     def retain(self, pipelines: Collection[str]) -> None:
-        """Forget deleted pipelines: their series, and the places that they took among the labels.
+        """Remove deleted pipelines: their series, and their places among the labels.
 
-        One that was missed once may be younger than the list that it was missed on.
+        A pipeline is removed when it is missing twice: one that is missing once may be newer than the list.
         """
         with self._lock:
             missed = self._pipelines.difference(pipelines)
-            gone, self._missed = missed & self._missed, missed
-            self._pipelines -= gone
-        for pipeline in gone:
+            removed, self._missed = missed & self._missed, missed
+            self._pipelines -= removed
+        for pipeline in removed:
             for metric in self._of_pipelines:
                 metric.remove_by_labels({"pipeline": pipeline})
 
@@ -119,7 +117,7 @@ def _plan_result(plan: Mapping[str, Any] | None) -> str:
 
 
 class RunTally:
-    """Count one run's share: add what is new since the last commit to the runner's counters."""
+    """Count one run: add what is new since the last commit to the runner's counters."""
 
     def __init__(self, instruments: Instruments, pipeline: str) -> None:
         self._instruments = instruments
@@ -140,7 +138,7 @@ class RunTally:
         self._batches_told = len(batches)
 
     def forget(self, batches: int) -> None:
-        """The first so many of the batches that were told are no longer in the list."""
+        """Adjust to a list of batches that lost its first so many entries."""
         self._batches_told -= batches
 
     def checked(self, results: Sequence[str]) -> None:
@@ -161,10 +159,10 @@ class RunTally:
         self._instruments.run_seconds.labels(self._label).observe(time.monotonic() - self._started)
 
     def _add(self, counter: Counter, name: str, value: float, *labels: str) -> None:
-        """Add to a counter, which only grows, also when a try that was rolled back is counted again."""
+        """Add to a counter, which only increases, even if a rolled-back attempt is counted again."""
         told = self._told.get(name)
         if told is None:
-            # Looked up once: a run comes by here after every commit.
+            # Looked up once, because a run calls this after every commit.
             self._series[name] = counter.labels(self._label, *labels)
             told = self._told[name] = 0.0
         if value > told:

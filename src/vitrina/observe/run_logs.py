@@ -1,4 +1,4 @@
-"""Keeping the lines of runs: queued where they are written, redacted and stored by a thread of their own."""
+"""Keep the log lines of runs: queued where they are written, redacted and stored by a separate thread."""
 
 import json
 import threading
@@ -21,19 +21,19 @@ from vitrina.store.database import Connection
 from vitrina.store.run_logs import LogLine
 
 FLUSH_SECONDS = 1.0
-# What waits while the metastore is away; older lines are still on standard error.
+# Lines that may wait while the metastore is unavailable; older lines are still on standard error.
 QUEUE_LINES = 10_000
 BATCH_LINES = 1_000
 MAX_FIELDS_LENGTH = 8_000
 TRIM_EVERY_LINES = 500
-# They tell addresses and logins: who may see a run need not know them, and its own lines say the rest.
+# These contain addresses and logins, which users who may see a run need not know; its own lines say the rest.
 FOR_OPERATORS_ONLY = frozenset({"connection.failed"})
 
 _Queued = tuple[datetime, str, dict[str, Any]]
 
 
-class LineKeeper:
-    """Listen to the log of this process, and keep what was written for a run with the run."""
+class RunLogWriter:
+    """Listen to the log of this process, and store the lines of a run with the run."""
 
     def __init__(
         self, settings: Settings, metastore: Connect, *, on_dropped: Callable[[int], None] = lambda count: None
@@ -47,16 +47,16 @@ class LineKeeper:
         self._thread = threading.Thread(target=self._work, name="log-lines", daemon=True)
 
     def start(self) -> None:
-        logs.add_listener(self.hear)
+        logs.add_listener(self.receive)
         self._thread.start()
 
     def stop(self) -> None:
-        logs.remove_listener(self.hear)
+        logs.remove_listener(self.receive)
         self._stopping.set()
         self._thread.join(timeout=5)
 
-    def hear(self, level: str, fields: dict[str, Any]) -> None:
-        """Queue the line, and no more: this runs on the run's own thread."""
+    def receive(self, level: str, fields: dict[str, Any]) -> None:
+        """Queue the line and return, because this runs on the run's own thread."""
         if "run_id" not in fields or level == "debug" or fields.get("event") in FOR_OPERATORS_ONLY:
             return
         if len(self._queue) >= QUEUE_LINES:
@@ -70,11 +70,11 @@ class LineKeeper:
         self._store_queued()
 
     def _store_queued(self) -> None:
-        # What cannot be stored now waits: the metastore may be away for a while, and that is when lines matter.
+        # What cannot be stored now waits, because lines matter most while the metastore is unavailable.
         with suppress(CannotConnect, psycopg.Error):
             while self._queue:
                 with self._metastore() as metastore:
-                    # By number: runs add to it meanwhile.
+                    # By index, because runs append to the queue meanwhile.
                     self._store(metastore, [self._queue[n] for n in range(min(len(self._queue), BATCH_LINES))])
 
     def _store(self, metastore: Connection, queued: list[_Queued]) -> None:
@@ -85,7 +85,7 @@ class LineKeeper:
         self._trim(metastore, lines)
 
     def _insert(self, metastore: Connection, lines: list[LogLine]) -> None:
-        """Insert lines, and drop one that the database refuses: it would be refused for ever and hold up the others."""
+        """Insert lines. Drop a line that the database refuses, because it would always fail and block the others."""
         try:
             run_logs.insert(metastore, lines)
         except (psycopg.DataError, psycopg.IntegrityError) as exc:
@@ -104,13 +104,13 @@ class LineKeeper:
             run_id = UUID(str(found["run_id"]))
         except ValueError:
             return None
-        # Postgres has no character 0, neither in text nor in jsonb.
+        # PostgreSQL stores no character 0, neither in text nor in jsonb.
         return LogLine(run_id, at, level, self._redact(event).replace("\x00", ""), self._json(fields))
 
     def _json(self, fields: dict[str, Any]) -> str:
         written = logs.as_json(fields)
         text = self._redact(written).replace("\\u0000", "")
-        # Too long, or a password that was a number has left a hole in it.
+        # It is too long, or masking a numeric password has made it invalid.
         if len(text) > MAX_FIELDS_LENGTH or (text != written and not _is_json(text)):
             return json.dumps({"cut": text[:MAX_FIELDS_LENGTH]})
         return text

@@ -1,4 +1,4 @@
-"""What a run measures of itself: counters, timings and the shape of its batches."""
+"""Measure a run: counters, timings and the distribution of its batches."""
 
 import time
 from collections.abc import Sequence
@@ -15,35 +15,36 @@ from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 
-# Listeners are told about progress at most this often.
+# Listeners are notified of progress at most this often.
 _ANNOUNCE_SECONDS = 0.5
 
-# Of how many batches the times are told: a live run has millions of them.
+# The times of this many batches are kept; a live run has millions of batches.
 _BATCHES_KEPT = 10_000
 
-# What the time of a run is spent on. Filling goes on beside writing, so stages overlap: `wait` is where it held us up.
+# What a run spends time on. Filling and writing overlap, so stages do too; `wait` is the time spent waiting for
+# filling.
 STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wait")
 
 
 class RunMeter:
-    """Count for one run, across its attempts, and tell its observers."""
+    """Count for one run, across its attempts, and notify its observers."""
 
     def __init__(self, tally: RunTally | None = None, observers: Sequence[RunObserver] = ()) -> None:
         self.tally = tally or RunTally(Instruments(), "")
         self._observers = observers
-        # Of the batch at work: how long it was waited for, and when its writing began.
+        # For the current batch: how long the run waited for it, and when its writing began.
         self._timings: dict[str, Timing] = {}
         self.counters = Counters()
         self.attempt = 1
         self.attempts_without_progress = 0
-        # Rows of the load or pass at work, and how many an earlier try of it had come to.
+        # Rows of the current load or pass, and how many an earlier attempt of it had reached.
         self._rows_since_start = 0
         self._rows_to_surpass = 0
         self._batch_seconds: list[float] = []
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._counts = Counts()
         self._started = time.monotonic()
-        # The end of a run that is over sooner is told by its status.
+        # A run that ends sooner is announced only by its status.
         self._announced = time.monotonic()
         self._consistency = "snapshot"
         self._null_cursors = 0
@@ -61,7 +62,7 @@ class RunMeter:
             "rows_estimate": job.described.estimated_rows,
         }
         if job.described.cursor:
-            # Ranges that people ask for are judged by it.
+            # The ranges that users request are checked against it.
             self.counters.metrics["cursor"] = dict(job.described.cursor)
         self.no_longer_waiting()
         for observer in self._observers:
@@ -74,7 +75,7 @@ class RunMeter:
         )
 
     def starts_over(self) -> None:
-        """Start over: what was done before is done again, and is no progress until it comes further."""
+        """Start over: what was done before is repeated, and is no progress until it gets further."""
         self._rows_to_surpass = max(self._rows_to_surpass, self._rows_since_start)
         self._rows_since_start = 0
 
@@ -100,7 +101,7 @@ class RunMeter:
         self.note("dead_letters", self._letters)
 
     def checked(self, outcomes: Sequence[CheckOutcome], *, whole: bool = False) -> None:
-        """Note what came of checks: of another batch, or (`whole`) of everything that they are about."""
+        """Record outcomes of checks: of another batch, or (`whole`) of all rows that they cover."""
         for one in outcomes:
             before = None if whole else self._outcomes.get(one.name)
             self._outcomes[one.name] = outcome = before + one if before else one
@@ -150,7 +151,7 @@ class RunMeter:
             observer.published(_timing(seconds))
 
     def spent(self, stage: str, seconds: float) -> None:
-        """Record the time, in seconds, of one of `STAGES`."""
+        """Add to the time, in seconds, of one of `STAGES`."""
         self._stage_seconds[stage] += seconds
 
     def waited(self, seconds: float) -> None:
@@ -159,7 +160,7 @@ class RunMeter:
         self._timings = {"wait": _timing(seconds)}
 
     def progressed(self, filled: Part) -> None:
-        """Record a committed batch: the count of tries without progress starts again at zero."""
+        """Record a committed batch: the count of attempts without progress starts again at zero."""
         self._rows_since_start += filled.rows
         if self._rows_since_start > self._rows_to_surpass:
             self.attempts_without_progress = 0
@@ -167,7 +168,7 @@ class RunMeter:
             observer.batch_done(filled, {**filled.timings, **self._timings})
 
     def is_alive(self) -> None:
-        """Let tries start counting again: a follower that has nothing to write works all the same."""
+        """Reset the count of attempts without progress: a follower that has nothing to write works all the same."""
         self.attempts_without_progress = 0
 
     def retrying(self, error: str) -> None:
@@ -215,7 +216,7 @@ class RunMeter:
         runs.record_progress(metastore, claim.run_id, self.counters, attempts=self.attempt)
 
     def announce(self, metastore: Connection, claim: Claim) -> None:
-        """Announce the progress. The run calls it after every commit."""
+        """Publish the progress. The run calls this after every commit."""
         self._tell()
         if time.monotonic() - self._announced < _ANNOUNCE_SECONDS:
             return
@@ -243,7 +244,7 @@ class RunMeter:
 
 
 def _timing(seconds: float) -> Timing:
-    """Record a timing that has just ended."""
+    """Return a timing that has just ended."""
     return Timing(time.time() - seconds, seconds)
 
 

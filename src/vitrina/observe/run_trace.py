@@ -1,4 +1,4 @@
-"""A run as a trace: one span for the run, one for each batch, one for each stage of a batch."""
+"""Trace a run: one span for the run, one for each batch, one for each stage of a batch."""
 
 import time
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from vitrina.ports.batch import Part, Timing
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 
-# A trace is for looking at: the batches of a very long run behind these are in its log and metrics only.
+# A trace is for people to view, so further batches of a very long run are only in its log and metrics.
 MAX_BATCHES = 1000
-# Nobody can see what is shorter beside the rest of its batch; how long all of them took is in the metrics.
+# Shorter stages are invisible beside the rest of their batch; their total is in the metrics.
 SHORTEST_STAGE_SECONDS = 0.001
-# Spans of many batches are made in one go: in between, each takes several times as long.
-DRAW_BATCHES = 50
-DRAW_SECONDS = 5.0
+# Spans of many batches are created together, because creating each alone takes several times as long.
+CREATE_BATCHES = 50
+CREATE_SECONDS = 5.0
 
 
 class RunTrace(RunObserver):
-    """Spans are made when what they tell is over, so between batches a run only notes the time."""
+    """Create spans after what they describe is over, so that between batches a run only notes the time."""
 
     def __init__(self, tracing: Tracing, claim: Claim) -> None:
         self._span = tracing.begin(
@@ -35,7 +35,7 @@ class RunTrace(RunObserver):
         )
         self.trace_id = self._span.trace_id
         self._batches = 0
-        self._undrawn: list[tuple[int, int, Mapping[str, Timing], float]] = []
+        self._pending: list[tuple[int, int, Mapping[str, Timing], float]] = []
 
     def planned(self, job: PlannedRun, timing: Timing) -> None:
         self._span.part("plan", began=timing.began, ended=timing.began + timing.seconds)
@@ -44,9 +44,9 @@ class RunTrace(RunObserver):
         self._batches += 1
         if self._batches <= MAX_BATCHES:
             now = time.time()
-            self._undrawn.append((filled.number, filled.rows, timings, now))
-            if len(self._undrawn) >= DRAW_BATCHES or now - self._undrawn[0][3] > DRAW_SECONDS:
-                self._draw()
+            self._pending.append((filled.number, filled.rows, timings, now))
+            if len(self._pending) >= CREATE_BATCHES or now - self._pending[0][3] > CREATE_SECONDS:
+                self._create_spans()
 
     def published(self, timing: Timing) -> None:
         self._span.part("publish", began=timing.began, ended=timing.began + timing.seconds)
@@ -55,7 +55,7 @@ class RunTrace(RunObserver):
         self._span.event("retrying", {"vitrina.attempt": attempt, "exception.message": error})
 
     def ended(self, outcome: RunOutcome, counters: Counters) -> None:
-        self._draw()
+        self._create_spans()
         self._span.end(
             attributes={
                 "vitrina.outcome": outcome.status,
@@ -68,9 +68,9 @@ class RunTrace(RunObserver):
             error=outcome.message,
         )
 
-    def _draw(self) -> None:
-        undrawn, self._undrawn = self._undrawn, []
-        for number, rows, timings, ended in undrawn:
+    def _create_spans(self) -> None:
+        pending, self._pending = self._pending, []
+        for number, rows, timings, ended in pending:
             attributes = {"vitrina.batch_no": number, "vitrina.rows": rows}
             began = min(timing.began for timing in timings.values())
             batch = self._span.part("batch", began=began, ended=ended, attributes=attributes)

@@ -1,4 +1,4 @@
-"""The session that a runner keeps for what it tells of itself: lines of runs, notifications and figures, by turns."""
+"""Share one session of a runner for telemetry: log lines of runs, notifications and metrics use it in turn."""
 
 import select
 import threading
@@ -12,7 +12,7 @@ from vitrina.settings import Settings
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 
-# A monitoring server waits ten seconds for its figures: a metastore that is away must be told before that.
+# A monitoring server waits ten seconds for a scrape, so an unavailable metastore must be reported before that.
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 4
 PATIENCE_SECONDS = 6.0
@@ -20,10 +20,10 @@ CLOSE_SECONDS = 1.0
 
 
 class SharedSession:
-    """Keep one session open, because logging in costs both sides twenty times what a turn costs.
+    """Keep one session open, because logging in costs both sides twenty times as much as one use.
 
-    One caller at a time uses it, for milliseconds. A caller that waits for too long cuts off the one before: a server
-    that never answers must not silence everything for good.
+    One caller at a time uses it, for milliseconds. A caller that waits too long cuts off the one before it, so that a
+    server that never answers cannot block everything permanently.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -35,7 +35,7 @@ class SharedSession:
     def turn(self) -> Iterator[Connection]:
         """Lend the session.
 
-        Raise `CannotConnect` or the driver's error when the metastore is away; the next turn reconnects.
+        Raise `CannotConnect` or the driver's error if the metastore is unavailable; the next call reconnects.
         """
         if not self._taken.acquire(timeout=PATIENCE_SECONDS):
             self._cut()
@@ -82,7 +82,7 @@ class SharedSession:
 
 
 def _is_over(session: Connection) -> bool:
-    """Tell whether the server closed the session; it sends nothing else to a session that asks nothing."""
+    """Return whether the server closed the session; it sends nothing else to an idle session."""
     if session.closed:
         return True
     line = select.poll()

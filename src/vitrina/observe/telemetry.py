@@ -1,4 +1,4 @@
-"""What a runner does to be seen: keeps its runs' lines, serves metrics and probes, sends the rest."""
+"""Run the telemetry of a runner: log lines of runs, metrics and probes, notifications, traces and lineage."""
 
 import time
 from uuid import UUID
@@ -14,14 +14,14 @@ from vitrina.observe.notifications import Notifier
 from vitrina.observe.observer import RunObserver
 from vitrina.observe.probes import ProbeServer
 from vitrina.observe.prometheus import Instruments
-from vitrina.observe.run_logs import LineKeeper
+from vitrina.observe.run_logs import RunLogWriter
 from vitrina.observe.run_trace import RunTrace
 from vitrina.observe.shared_session import SharedSession
 from vitrina.settings import Settings
 from vitrina.store import database, migrate, runners
 from vitrina.store.leases import Claim
 
-# A look around takes milliseconds; a metastore that is away makes it wait for a connection, and no longer.
+# One iteration of the loop takes milliseconds; with an unavailable metastore, as long as the connection timeout.
 STALLED_SECONDS = 60.0
 PROBE_CONNECT_SECONDS = 3
 
@@ -35,20 +35,20 @@ class Telemetry:
         self.instruments = Instruments()
         self.instruments.capacity.set(settings.concurrency)
         self._session = SharedSession(settings)
-        self._lines = LineKeeper(settings, self._session.turn, on_dropped=self.instruments.lines_dropped.inc)
+        self._lines = RunLogWriter(settings, self._session.turn, on_dropped=self.instruments.lines_dropped.inc)
         self._notifier = Notifier(settings, self.instruments, self._session.turn)
         self._tracing = tracing.start("vitrina-runner")
         wants_lineage = settings.lineage_url or settings.lineage_file
         self._lineage = LineageSender(settings, self.instruments, self._session.turn) if wants_lineage else None
         self._probes = self._make_probes()
-        self._looked_at = time.monotonic()
+        self._alive_at = time.monotonic()
 
     @property
     def port(self) -> int | None:
         return self._probes.port if self._probes else None
 
     def start(self) -> None:
-        self.looked_around()
+        self.mark_alive()
         self._lines.start()
         self._notifier.start()
         if self._lineage:
@@ -57,7 +57,7 @@ class Telemetry:
             self._probes.start()
 
     def observers(self, claim: Claim) -> list[RunObserver]:
-        """Create the observers of a run, besides its metrics."""
+        """Return the observers of a run, besides its metrics."""
         found: list[RunObserver] = []
         if self._tracing:
             found.append(RunTrace(self._tracing, claim))
@@ -66,13 +66,13 @@ class Telemetry:
         return found
 
     def took_over(self, pipeline: str) -> None:
-        """Note that a pipeline was taken from a silent runner, which can tell nothing more of its run."""
+        """Record that a pipeline was taken from a silent runner, which can report nothing more of its run."""
         self.instruments.lost_elsewhere(pipeline)
         if self._lineage:
             self._lineage.look()
 
     def stop(self) -> None:
-        """Stop last of all, so that everything said until now is kept."""
+        """Stop last of all, so that everything reported until now is kept."""
         if self._tracing:
             self._tracing.stop()
         if self._lineage:
@@ -83,9 +83,9 @@ class Telemetry:
             self._probes.stop()
         self._session.close()
 
-    def looked_around(self) -> None:
-        """Note that the runner's loop came by, so it is not stuck."""
-        self._looked_at = time.monotonic()
+    def mark_alive(self) -> None:
+        """Record that the runner's loop is not stuck."""
+        self._alive_at = time.monotonic()
 
     def _make_probes(self) -> ProbeServer | None:
         if self._settings.metrics_port is None:
@@ -113,10 +113,10 @@ class Telemetry:
             settings={"statement_timeout": "5000"},
         )
 
-    # --- checks: None, or what is wrong ------------------------------------------------------------------------------
+    # Checks return None, or what is wrong.
 
     def _check_loop(self) -> str | None:
-        silent = time.monotonic() - self._looked_at
+        silent = time.monotonic() - self._alive_at
         limit = STALLED_SECONDS + self._settings.poll_seconds + self._settings.connect_timeout_seconds
         return f"the runner has not looked for work for {silent:.0f} s" if silent > limit else None
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry, where it is installed and told where to send traces; elsewhere nothing of it is loaded."""
+"""Export traces with OpenTelemetry, if it is installed and configured; otherwise nothing of it is loaded."""
 
 import os
 import re
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
     from opentelemetry.trace import Span, SpanContext
 
-# Who leaves does not wait longer for a collector that does not answer.
+# A stopping process waits no longer than this for a collector that does not answer.
 STOP_SECONDS = 5.0
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -27,7 +27,7 @@ log = structlog.get_logger("vitrina.observe.tracing")
 
 
 def start(service: str, environ: Mapping[str, str] = os.environ) -> "Tracing | None":
-    """Start as the standard OTEL_* variables say; None where they ask for nothing, or it cannot be done."""
+    """Start as the standard OTEL_* variables say; return None if they request nothing or it is impossible."""
     if not is_wanted(environ):
         return None
     asked = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _PROTOCOL)
@@ -51,7 +51,7 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def acceptable(traceparent: str | None) -> str | None:
-    """Accept a W3C traceparent from outside, or return None when it is not one: it ends up in the metastore."""
+    """Return a W3C traceparent from outside if it is valid, else None, because it is stored in the metastore."""
     return traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None
 
 
@@ -61,7 +61,7 @@ def trace_id_of(traceparent: str | None) -> str | None:
 
 
 class Tracing:
-    """One process's way to a collector: spans are queued, and sent by a thread of their own."""
+    """Send the spans of one process to a collector; they are queued and sent by a separate thread."""
 
     def __init__(self, provider: "TracerProvider", processor: "SpanProcessor") -> None:
         from vitrina import __version__
@@ -71,7 +71,7 @@ class Tracing:
         self._tracer = provider.get_tracer("vitrina", __version__)
 
     def begin(self, name: str, attributes: Attributes, *, traceparent: str | None = None) -> "OpenSpan":
-        """Begin a span within the caller's trace when one is given, else in a trace of its own."""
+        """Begin a span in the caller's trace if one is given, else in a new trace."""
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carried = {"traceparent": traceparent} if traceparent else {}
@@ -80,18 +80,18 @@ class Tracing:
         return OpenSpan(span, self._provider, self._processor)
 
     def begin_request(self, method: str, path: str, traceparent: str | None) -> "OpenSpan":
-        """Begin a span for a request of the API, in the words of OpenTelemetry's conventions."""
+        """Begin a span for a request of the API, named by OpenTelemetry's conventions."""
         return self.begin(method, {"http.request.method": method, "url.path": path}, traceparent=traceparent)
 
     def stop(self) -> None:
-        """Send what is queued, for `STOP_SECONDS` at most."""
+        """Send what is queued, for at most `STOP_SECONDS`."""
         last = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         last.start()
         last.join(STOP_SECONDS)
 
 
 class OpenSpan:
-    """A span that has begun, and what can be said of it."""
+    """Hold a span that has begun."""
 
     def __init__(self, span: "Span", provider: "TracerProvider", processor: "SpanProcessor") -> None:
         self._span = span
@@ -116,17 +116,17 @@ class OpenSpan:
         attributes: Attributes | None = None,
         of: "SpanContext | None" = None,
     ) -> "SpanContext":
-        """Record a part of the span, or of its part `of`, that is over; by Unix times.
+        """Record a completed part of the span, or of its part `of`, with Unix times.
 
-        It is made as a finished span. One that is begun and then ended takes a run's thread ten times as long, and a
-        run has a handful of them for each batch.
+        It is created as a finished span. Beginning and ending one takes a run's thread ten times as long, and a run has
+        a handful of them for each batch.
         """
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext
 
         parent = of or self._span.get_span_context()
         if not isinstance(self._span, ReadableSpan):
-            return parent  # this trace is not among those that are sampled
+            return parent  # this trace is not sampled
         ids = self._provider.id_generator
         context = SpanContext(parent.trace_id, ids.generate_span_id(), is_remote=False, trace_flags=parent.trace_flags)
         self._processor.on_end(
@@ -162,7 +162,7 @@ class OpenSpan:
 
 
 def _provider(service: str, environ: Mapping[str, str]) -> "tuple[TracerProvider, SpanProcessor]":
-    """Create a provider of our own, not the process's global one; a user's Python step may bring its own."""
+    """Create a separate provider, not the process's global one, because a user's Python step may set its own."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

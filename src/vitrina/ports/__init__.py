@@ -1,1 +1,1 @@
-"""Values that sources, loads and targets exchange."""
+"""Define the values that sources, loads and targets exchange."""

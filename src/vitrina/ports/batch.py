@@ -1,4 +1,4 @@
-"""Rows on their way: a source gives batches, a writer answers for each, the loop counts them as parts of a load."""
+"""Define batches of rows, what a writer returns for each, and the parts that a load counts."""
 
 import json
 import time
@@ -13,60 +13,60 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The values of a key as the canonical texts that the source makes of them: 1.0 and 1.00 are one key.
+# The values of a key as the canonical texts that the source makes of them, so that 1.0 and 1.00 are one key.
 Key = tuple[str, ...]
-# Where a row stands in the order of reading: values as text, for each column that is read by. NULL comes last.
+# The position of a row in the read order: the value of each ordering column as text. NULL sorts last.
 Position = tuple[str | None, ...]
 
-# Wide rows must not exhaust memory: a batch ends early when it holds this much.
+# A batch ends early when it holds this many bytes, so that wide rows cannot exhaust memory.
 MAX_BATCH_BYTES = 64 << 20
-# Of a refused document, in its letter.
+# Bytes of a rejected document that a dead letter keeps.
 LONGEST_DOCUMENT = 100_000
 
 
 class Endable(Protocol):
-    """What can be ended at once, from another thread."""
+    """Define an object that can be closed at once, from another thread."""
 
     def close(self) -> None: ...
 
 
 def keys_of(rows: "pa.Table", names: Iterable[str]) -> list[Key]:
-    """Return the key of each row, as texts."""
+    """Return the key of each row, as text values."""
     columns = [rows.column(name).to_pylist() for name in names]
     return [tuple(map(str, values)) for values in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A row that was rejected, with the reason: whole, or as much of it as a dead letter holds."""
+    """Hold a rejected row and the reason; a long row is cut."""
 
     document_id: str
     error: str
     document: str  # JSON
-    # Whether a check of the definition rejected it, which has its own limit.
+    # Whether a check of the definition rejected the row. Such rows have their own limit.
     by_check: bool = False
 
     @classmethod
     def about(cls, document_id: str, error: str, document: bytes, *, by_check: bool = False) -> "DeadLetter":
-        """Make a dead letter; `document` is JSON. Of a long one it holds the beginning, as a text that says so."""
+        """Build a dead letter from `document`, which is JSON. Keep the start of a long one, as text that says so."""
         if len(document) <= LONGEST_DOCUMENT:
             return cls(document_id, error, document.decode(errors="replace") or "null", by_check)
         beginning = document[:LONGEST_DOCUMENT].decode(errors="replace")
-        # The digest tells two rows without a key apart that begin in the same way.
+        # The digest distinguishes two rows without a key that begin alike.
         cut = f"{beginning}... (cut: {len(document):,} bytes in all, sha256 {sha256(document).hexdigest()})"
         return cls(document_id, error, json.dumps(cut, ensure_ascii=False), by_check)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A stage of a batch: when it first began, as a Unix time, and the time spent in it."""
+    """Hold when a stage of a batch first began, as a Unix time, and the time spent in it."""
 
     began: float
     seconds: float
 
 
 class Stopwatch:
-    """Where the time of one batch goes: `read`, `transform`, `stage`, `index`. What comes in pieces is added up."""
+    """Measure the stages of one batch: `read`, `transform`, `stage`, `index`. Times of one stage are added up."""
 
     def __init__(self) -> None:
         self.timings: dict[str, Timing] = {}
@@ -84,27 +84,27 @@ class Stopwatch:
         self.timings[stage] = Timing(before.began, before.seconds + seconds) if before else Timing(began, seconds)
 
     def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
-        """Take the next piece, and add the time that it took."""
+        """Return the next piece, and add the time it took to its stage."""
         with self.lap(stage):
             return next(pieces, None)
 
 
 def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> frozenset[str]:
-    """Find rows that came through every stage; a row that was rejected in the same batch did not."""
+    """Return the rows that passed every stage. A row rejected later in the same batch did not."""
     return frozenset().union(*parts) - {letter.document_id for letter in letters}
 
 
 class PartId(NamedTuple):
-    """Name one part of a load: the epoch of the claim that wrote it, and its number, which only grows."""
+    """Identify a part of a load by the epoch of the claim that wrote it and by its number, which only increases."""
 
     epoch: int
     number: int
 
 
 class Batch:
-    """Rows as a source gives them.
+    """Hold the rows that a source read.
 
-    The caller that takes the rows owns them alone: a large table must not be kept twice.
+    `take` hands them over and keeps no reference, so that a large table is not kept in memory twice.
     """
 
     def __init__(
@@ -118,14 +118,14 @@ class Batch:
         self._rows: pa.Table | None = rows
         self.read: int = rows.num_rows
         self.size: int = rows.nbytes
-        # Where the next batch starts. None: a load cannot be continued after it.
+        # Where the next batch starts. None: a load cannot be resumed after this batch.
         self.last = last
         self.watch = watch or Stopwatch()
-        # The batches before it were read from an older snapshot.
+        # Whether the batches before it were read from an older snapshot.
         self.reopened = reopened
 
     def take(self) -> "pa.Table":
-        """Hand the rows over, once."""
+        """Return the rows and drop the reference to them. It can be called once."""
         rows, self._rows = self._rows, None
         if rows is None:
             raise RuntimeError("the rows of a batch are taken once")
@@ -134,7 +134,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a target did with rows."""
+    """Count the rows that a target inserted, updated, deleted and left unchanged."""
 
     inserted: int = 0
     updated: int = 0
@@ -160,39 +160,39 @@ class Counts:
 
 @dataclass(frozen=True)
 class Written:
-    """What a writer answers for a batch: every row of it is counted here, or recorded as a dead letter."""
+    """Report what a writer did with a batch: each row is either counted here or recorded as a dead letter."""
 
     rows: int
     letters: tuple[DeadLetter, ...] = ()
     delivered: frozenset[str] = frozenset()
-    # Of a target in which a row is visible as soon as it is written; others count when they publish or merge.
+    # For targets that show a row as soon as it is written. Other targets count when they publish or merge.
     counts: Counts = Counts()
-    # What the run's metrics shall say, such as how many ids had to be shortened.
+    # Values for the metrics of the run, such as how many ids had to be shortened.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One batch that has arrived at the target but does not count yet: the checkpoint has to accept it."""
+    """Describe a batch that has arrived at the target but does not count until the checkpoint accepts it."""
 
     number: int
     rows: int
     # Where the next batch starts. None: not resumable.
     last: Position | None
     seconds: float = 0.0
-    # What has arrived, when steps have changed the number of rows.
+    # Rows that arrived, if steps changed their number.
     staged: int | None = None
     letters: tuple[DeadLetter, ...] = ()
     timings: Mapping[str, Timing] = field(default_factory=dict)
-    # The batches before it were read from an older snapshot.
+    # Whether the batches before it were read from an older snapshot.
     reopened: bool = False
-    # Rows and documents that were left behind before, and came through now: by their letters' names.
+    # Document ids of earlier dead letters whose rows were delivered this time.
     delivered: frozenset[str] = frozenset()
     counts: Counts = Counts()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # What came of the checks of its rows, where they were judged on their way: a `ports.checks.Judgement`.
+    # A `ports.checks.Judgement` if the rows were checked before they reached the target.
     judged: Any = None
-    # Positions, among the rows that were read, of those that the steps left out; where it was asked for.
+    # Positions, among the rows read, of those that the steps filtered out. Recorded only on request.
     filtered: tuple[int, ...] = ()
 
     @property
@@ -201,12 +201,12 @@ class Part:
 
 
 class Filling(Protocol):
-    """Bring a window of a source to the target, part by part."""
+    """Copy a window of a source to the target, part by part."""
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
-        """Bring the rows after `after`, as parts numbered from `first_number`."""
+        """Copy the rows after `after` and yield them as parts numbered from `first_number`."""
         ...
 
     def close(self) -> None:
-        """End the sessions, also while a part is being filled by another thread."""
+        """Close the sessions, even while another thread is filling a part."""
         ...

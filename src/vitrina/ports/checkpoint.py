@@ -1,4 +1,4 @@
-"""The checkpoint: which parts of a load count, and where the next batch starts."""
+"""Define the checkpoint: which parts of a load count, and where the next batch starts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,26 +7,26 @@ from typing import Any
 
 from vitrina.ports.batch import PartId
 
-# The first and the last number of a run of parts.
+# The first and the last number of consecutive parts.
 Range = tuple[int, int]
 
-# Key of the identity of a checkpoint in the metastore that is a copy of one in a ledger: the database of that ledger.
+# Identity key of a metastore checkpoint that mirrors one in a ledger: the database of that ledger.
 MIRROR_OF = "mirror_of"
-# Key of the identity: the latest values of the load so far, by the names of the checks that ask for them.
+# Identity key: the latest values that the load has seen so far, by the names of the checks that need them.
 FRESHEST = "freshest"
-# Key of the identity: the ranges of the key that a load is cut into and that are not accepted yet.
+# Identity key: the key ranges of a load that are not accepted yet.
 RANGES = "ranges"
-# Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
+# Keys of `Checkpoint.identity` that describe only the unfinished load and are removed with it.
 OF_THE_LOAD: tuple[str, ...] = ("snapshot_at", FRESHEST, RANGES)
-# Keys that say what is in the target: a checkpoint that is reset keeps them.
+# Keys that describe the contents of the target. Resetting the checkpoint keeps them.
 OF_THE_TARGET: tuple[str, ...] = ("columns", "history")
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A set of parts, as ranges of their numbers for each epoch.
+    """Hold a set of parts, as ranges of their numbers for each epoch.
 
-    Parts may be accepted in any order: what counts is named, not what came last.
+    Parts may be accepted in any order, so every accepted part is listed, not only the last one.
     """
 
     ranges: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
@@ -51,12 +51,12 @@ class Accepted:
         return (PartId(epoch, number) for epoch, (first, last) in self for number in range(first, last + 1))
 
     def as_json(self) -> dict[str, list[list[int]]]:
-        """Write it as `{epoch: [[1, 40], [43, 43]]}`."""
+        """Return the set as `{epoch: [[1, 40], [43, 43]]}`."""
         return {str(epoch): [list(one) for one in ranges] for epoch, ranges in self.ranges.items()}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Accepted":
-        """Read it. Versions up to 0.1 wrote only the highest number of each epoch, which counted with all below."""
+        """Build the set from JSON. Versions up to 0.1 stored only the highest number of each epoch."""
         return cls({int(epoch): _ranges(ranges) for epoch, ranges in found.items()})
 
 
@@ -79,7 +79,7 @@ def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Cursor values are text and are compared only in SQL, in their own type."""
+    """Hold the position of a pipeline. Cursor values are text and are compared only in SQL, in their own type."""
 
     last_key: str | None = None
     last_id: str | None = None
@@ -92,11 +92,11 @@ class Checkpoint:
     stage: str | None = None
     fingerprint: str | None = None
     load_started_at: datetime | None = None
-    # What all this was taken of. Each key belongs to one part of the platform; an unknown one is kept as it is.
+    # What the checkpoint was taken from. Each key belongs to one component; unknown keys are preserved.
     identity: dict[str, Any] = field(default_factory=dict)
 
     def accepting(self, part: PartId, rows: int, last_key: str | None) -> "Checkpoint":
-        """Count one more part of the load, and continue after it."""
+        """Return a checkpoint that counts one more part of the load and continues after it."""
         return replace(
             self,
             batch_no=max(self.batch_no, part.number),
@@ -107,7 +107,7 @@ class Checkpoint:
         )
 
     def without_load(self) -> "Checkpoint":
-        """Forget the unfinished load: its parts no longer count."""
+        """Return a checkpoint without the unfinished load, whose parts no longer count."""
         return replace(
             self,
             accepted=Accepted(),
@@ -121,14 +121,14 @@ class Checkpoint:
         )
 
     def without_cursor(self) -> "Checkpoint":
-        """Forget the unfinished load and its position, for a run that reads everything.
+        """Return a checkpoint without the unfinished load and the cursor, for a run that reads everything.
 
-        The next pass would trust a position that was kept, although the load was refused, or was one of another mode.
+        If the cursor were kept, the next pass would trust it although the load was refused or ran in another mode.
         """
         return replace(self.without_load(), safe_upto=None, held_upto=None)
 
     def identified(self, **keys: Any) -> "Checkpoint":
-        """Set these keys of the identity and keep the others."""
+        """Return a checkpoint with these identity keys set and the others kept."""
         return replace(self, identity=self.identity | keys)
 
     @property
@@ -137,6 +137,6 @@ class Checkpoint:
         return found
 
     def blank(self) -> "Checkpoint":
-        """Begin from the beginning. The numbering of parts continues, and what the target holds is still known."""
+        """Return a checkpoint to load from the beginning. Keep the part numbering and what is known of the target."""
         kept = {name: value for name, value in self.identity.items() if name in OF_THE_TARGET}
         return Checkpoint(batch_no=self.batch_no, identity=kept)

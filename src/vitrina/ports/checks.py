@@ -1,4 +1,4 @@
-"""The checks of one run: what is compared with what, what came of it, and who judges."""
+"""Define the checks of one run, their outcomes, and the protocol of targets that evaluate checks themselves."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,25 +10,25 @@ from vitrina.errors import CheckFailed
 from vitrina.ports.batch import Counts, DeadLetter
 from vitrina.sentences import say
 
-# Rows that break a check, of which a run keeps the first to show them.
+# A run keeps this many of the rows that break a check, to show them.
 MAX_EXAMPLES = 5
 
 Result = Literal["passed", "warned", "accepted", "rejected", "failed"]
-# The gravest last.
+# In order of severity.
 _RESULTS: tuple[Result, ...] = ("passed", "warned", "accepted", "rejected", "failed")
 _BY_SEVERITY: Mapping[str, Result] = {"fail": "failed", "warn": "warned", "reject": "rejected"}
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a look at the rows gave, before anybody decides what becomes of them."""
+    """Hold what a check found in the rows, before its severity decides what happens to them."""
 
-    # In words, without values of rows: everybody may read it.
+    # Contains no values of rows, because every user may read it.
     message: str
     broken: bool
-    # How many rows break the check, where rows can be counted.
+    # How many rows break the check, for checks that count rows.
     rows: int | None = None
-    # What was measured, for later runs to compare with.
+    # The measured value, which later runs compare with.
     value: float | None = None
     examples: Sequence[Mapping[str, Any]] = ()
 
@@ -39,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What became of one check, as the history of runs keeps it."""
+    """Hold the outcome of one check, as the run history keeps it."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class CheckOutcome:
     found: Found
 
     def __add__(self, other: "CheckOutcome") -> "CheckOutcome":
-        """Add what another batch of the same run gave."""
+        """Add the outcome of another batch of the same run."""
         one, two = self.found, other.found
         result = max(self.result, other.result, key=_RESULTS.index)
         if one.rows is None or two.rows is None:
@@ -64,18 +64,18 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of judging some rows, or a load."""
+    """Hold the results of checking some rows, or a whole load."""
 
     outcomes: tuple[CheckOutcome, ...] = ()
-    # Rows that are left out.
+    # Rows that are rejected.
     letters: tuple[DeadLetter, ...] = ()
-    # Rows that were left out before and came through now, by the names of their letters.
+    # Document ids of rows that were rejected before and were delivered this time.
     delivered: frozenset[str] = frozenset()
-    # The latest times among the rows, by the names of the checks that ask for them.
+    # The latest timestamps among the rows, by the names of the checks that need them.
     latest: Mapping[str, str] = field(default_factory=dict)
 
     def __add__(self, other: "Judgement") -> "Judgement":
-        """Add what another piece of the same batch gave."""
+        """Add the results of another piece of the same batch."""
         outcomes = {outcome.name: outcome for outcome in self.outcomes}
         for outcome in other.outcomes:
             outcomes[outcome.name] = outcomes[outcome.name] + outcome if outcome.name in outcomes else outcome
@@ -88,22 +88,22 @@ class Judgement:
 
 
 def later(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Keep the later of two times for each name."""
+    """Return the later of two timestamps for each name."""
     return {name: max(filter(None, (one.get(name), other.get(name)))) for name in {*one, *other}}
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of a run, with what they are compared to."""
+    """Hold the checks of a run and the values they are compared to."""
 
     pipeline: str
     target: str
     listed: Sequence[CheckOption]
-    # Those that may fail in this run.
+    # Checks that may fail in this run.
     accepted: frozenset[str] = frozenset()
-    # By the names of checks: what they measured in runs before, the latest first.
+    # What each check measured in earlier runs, the latest first.
     history: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    # Rows that earlier runs left out, by the names of their letters.
+    # Document ids of rows that earlier runs rejected.
     watched: frozenset[str] = frozenset()
 
     @property
@@ -115,11 +115,11 @@ class Checks:
         return [check for check in self.listed if isinstance(check, SetCheck)]
 
     def rejects(self, check: RowCheck) -> bool:
-        """Tell whether rows that break it are left out; of an accepted one they are published."""
+        """Return whether rows that break the check are rejected. Rows that break an accepted check are published."""
         return check.severity == "reject" and check.called not in self.accepted
 
     def outcome(self, check: RowCheck | SetCheck, found: Found, *, rejected_before: int = 0) -> CheckOutcome:
-        """Decide what becomes of what was found."""
+        """Return the outcome of a check, given what it found."""
         result: Result = "passed"
         if found.broken:
             result = "accepted" if check.called in self.accepted else _BY_SEVERITY[check.severity]
@@ -128,14 +128,14 @@ class Checks:
         return CheckOutcome(check.called, str(getattr(check, "kind", "")), result, found)
 
     def count(self, check: RowCount, rows: int) -> Found:
-        """Hold a number of rows against limits and against the runs before."""
+        """Compare a number of rows with the limits and with earlier runs."""
         low, high = _limits(check, self.history.get(check.called, ()))
         broken = (low is not None and rows < low) or (high is not None and rows > high)
         return Found(say("check.row_count", rows=rows, expected=_expected(low, high)), broken, value=rows)
 
 
 def _expected(low: int | None, high: int | None) -> str:
-    """Say which numbers are right; without limits, there are no runs yet to compare with."""
+    """Describe which numbers are expected. Without limits there are no runs yet to compare with."""
     if low is not None and high is not None:
         return say("check.expected", low=f"{low:,}", high=f"{high:,}")
     if low is not None:
@@ -163,7 +163,7 @@ def _limits(check: RowCount, before: Sequence[float]) -> tuple[int | None, int |
 
 
 def of_age(check: Freshness, seconds: float | None) -> Found:
-    """Hold the age of the latest value against the limit; None: there is no value."""
+    """Compare the age of the latest value with the limit. `seconds` is None if there is no value."""
     if seconds is None:
         return Found(say("check.no_value", column=check.column), broken=True)
     limit = check.age_limit.total_seconds()
@@ -171,12 +171,12 @@ def of_age(check: Freshness, seconds: float | None) -> Found:
     return Found(message, seconds > limit, value=round(seconds))
 
 
-# What is said of rows that a failed check kept from the target, or could not keep from it.
+# Whether a failed check kept the rows out of the target: all of them, those of a batch, or none.
 When = Literal["run.check_failed", "run.check_failed_batch", "run.check_failed_after"]
 
 
 def refuse_failed(checks: Checks, outcomes: Iterable[CheckOutcome], when: When) -> None:
-    """Raise `CheckFailed` with everything that was found, if one of them failed."""
+    """Raise `CheckFailed` with all outcomes if one of them failed."""
     known = tuple(outcomes)
     failed = [outcome for outcome in known if outcome.result == "failed"]
     if failed:
@@ -187,17 +187,17 @@ def refuse_failed(checks: Checks, outcomes: Iterable[CheckOutcome], when: When) 
 
 
 def guard_outcome(name: str, message: str, result: Result = "failed") -> CheckOutcome:
-    """Tell of a guard that every pipeline has, when it refused a load."""
+    """Return the outcome of a guard, which every pipeline has, after it refused a load."""
     return CheckOutcome(name, data_checks.SHRINK, result, Found(message, broken=True))
 
 
 @runtime_checkable
 class Judges(Protocol):
-    """A target that judges checks itself. Rows of all others are judged on their way there, by the loop.
+    """Define a target that evaluates checks itself. For all other targets the loop checks rows before it writes them.
 
-    Its loads judge rows in `commit` and `publish`, where `Loading.checks` says so, and tell the fence what came of it.
+    Its loads check rows in `commit` and `publish` if `Loading.checks` is set, and report the results to the fence.
     """
 
     def judge(self, checks: Checks, written: Counts) -> Judgement:
-        """Judge what is shown after a pass by the checks that are about all rows; the caller decides what follows."""
+        """Evaluate the checks over all rows on what the target shows after a pass. The caller acts on the result."""
         ...

@@ -1,4 +1,4 @@
-"""The two sides of a comparison, whatever holds their rows: the questions that are put to both of them."""
+"""Define the two sides of a comparison and the questions that are asked of both, whatever system holds the rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class RowImage(NamedTuple):
-    """One row of one side: where its key falls, the key itself, and what stands for all of its columns."""
+    """Hold one row of one side: the hash of its key, the key, and a hash of all its columns."""
 
     place: int
     key_text: str
     key: Key
-    image: int | None  # None: the source says that there shall be no such row
+    image: int | None  # None: the source says that this row must not exist
     in_flight: bool
 
     @property
@@ -33,7 +33,7 @@ class RowImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Extent:
-    """What `quick` asks of a side."""
+    """Hold what a `quick` comparison asks of a side."""
 
     rows: int
     in_flight: int
@@ -42,27 +42,27 @@ class Extent:
 
 
 class ComparableSide(Protocol):
-    """Rows of the source, or of the mart. Rows in flight are those that the mart may not have yet."""
+    """Define access to the rows of the source or of the mart. Rows in flight may not have reached the mart yet."""
 
     @property
     def key_names(self) -> Sequence[str]:
-        """Name the parts of a key, as a report calls them."""
+        """Return the names of the key columns, as a report shows them."""
         ...
 
-    # So many rows at most are listed in one go; None: as many as there are.
+    # The most rows that are listed in one pass; None: no limit.
     @property
     def listed_at_once(self) -> int | None: ...
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Open a block that sees everything that was there before it."""
+        """Open a block that sees everything written before it began."""
         ...
 
     def extent(self) -> Extent:
-        """Count the rows, and find their least and greatest values."""
+        """Count the rows and return their least and greatest values."""
         ...
 
     def total(self) -> tuple[int, str]:
-        """Return one sum over all rows."""
+        """Return the number of rows and one sum over all of them."""
         ...
 
     def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
@@ -70,22 +70,22 @@ class ComparableSide(Protocol):
         ...
 
     def images_in(self, mask: int, buckets: Sequence[int]) -> Iterator[RowImage]:
-        """Yield the rows of some buckets, by place and key; of several with one key, only the latest."""
+        """Yield the rows of some buckets, ordered by hash and key; of several rows with one key, only the latest."""
         ...
 
     def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
-        """Yield the rows of some keys, in the same way."""
+        """Yield the rows of some keys, in the same order."""
         ...
 
     def random_keys(self, count: int) -> list[Key]: ...
 
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
-        """Return whole rows, column by column, as text."""
+        """Return whole rows as text, by column."""
         ...
 
 
 class Kind(StrEnum):
-    """How the two sides disagree about a key."""
+    """Name how the two sides disagree about a key."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -94,7 +94,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A key on which the sides do not agree."""
+    """Hold a key on which the sides disagree."""
 
     kind: Kind
     place: int
@@ -106,7 +106,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Correction:
-    """Rows as the source has them now, and keys that it no longer has."""
+    """Hold rows as the source has them now, and keys that it no longer has."""
 
     keys: Sequence[Key] = ()
     rows: "pa.Table | None" = None
@@ -114,7 +114,7 @@ class Correction:
 
 
 class Looked(Protocol):
-    """A pipeline that is to be compared: what its target may know of it. Nothing was created or changed."""
+    """Describe a pipeline that is to be compared, for its target. Inspecting it created and changed nothing."""
 
     @property
     def definition(self) -> Pipeline: ...
@@ -128,18 +128,18 @@ class Looked(Protocol):
     @property
     def has_steps(self) -> bool: ...
 
-    # The columns that are written, behind the steps, and those of them that identify a row.
+    # The columns that are written, after the steps, and those of them that identify a row.
     @property
     def output(self) -> tuple[Column, ...]: ...
 
     @property
     def key(self) -> tuple[str, ...]: ...
 
-    # Columns that differ in every run by nature.
+    # Columns whose values differ in every run, such as now().
     @property
     def stamps(self) -> frozenset[str]: ...
 
-    # The types in which values arrive where the runner carries them.
+    # The types in which values arrive if they pass through the runner.
     @property
     def arrives_as(self) -> Mapping[str, str] | None: ...
 
@@ -151,14 +151,14 @@ class Looked(Protocol):
     ) -> "Iterator[tuple[pa.Table, bool]]":
         """Read the source again, through the steps, in tables whose rows are all in flight, or all not.
 
-        `found` tells their age. `in_order`: of several rows with one key the latest comes last. A source that cannot
-        give a sample gives all.
+        `found` determines their age. `in_order`: of several rows with one key the latest comes last. A source that
+        cannot sample yields all rows.
         """
         ...
 
 
 class Comparison(Protocol):
-    """One pipeline's target and its source, which have been looked at before they are compared."""
+    """Compare the target of one pipeline with its source. Both were inspected before."""
 
     @property
     def compared(self) -> list[str]: ...
@@ -168,72 +168,72 @@ class Comparison(Protocol):
 
     @property
     def full_guarantee(self) -> str:
-        """Say what a full comparison proves here."""
+        """Return a sentence that says what a full comparison proves here."""
         ...
 
     def sides(self, found: Checkpoint) -> AbstractContextManager[tuple[ComparableSide, ComparableSide]]:
-        """Open source and target. They are read in this order: checkpoint, target, source."""
+        """Open source and target. The caller reads the checkpoint first, then the target, then the source."""
         ...
 
 
 @runtime_checkable
 class ComparesKeys(Protocol):
-    """A comparison that can leave out everything but the keys."""
+    """Define a comparison that can be limited to the keys."""
 
     def key_sides(self, found: Checkpoint) -> AbstractContextManager[tuple[ComparableSide, ComparableSide]]:
-        """Open source and target as `sides` does, for their keys alone."""
+        """Open source and target as `sides` does, for their keys only."""
         ...
 
 
 @runtime_checkable
 class Correctable(Protocol):
-    """A comparison whose differences can be written."""
+    """Define a comparison whose differences can be corrected."""
 
     @property
     def arrives_as(self) -> dict[str, str] | None:
-        """Return the types in which corrections come, where they are not those of a run."""
+        """Return the types in which corrections arrive, if they differ from those of a run."""
         ...
 
     def refuse_shrinking(self, deletes: int) -> None:
-        """Refuse to delete more than a load may."""
+        """Refuse to delete more rows than a load may delete."""
         ...
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Read again: what the source has now counts, not what it had when it was compared."""
+        """Read the rows again, because the source may have changed since the comparison."""
         ...
 
 
 @runtime_checkable
 class Comparable(Protocol):
-    """A target with a faster way to be compared than reading it all back (`Scans`)."""
+    """Define a target that can be compared faster than by reading it all back (`Scans`)."""
 
     def compare(self, looked: Looked) -> Comparison:
-        """Describe what there is to compare, or refuse it with the reason."""
+        """Return what can be compared, or raise with the reason why nothing can."""
         ...
 
 
 @runtime_checkable
 class Rescans(Protocol):
-    """A source that can be asked for its rows again, and tells which of them no pass can have delivered yet."""
+    """Define a source whose rows can be read again, and which knows which of them no pass can have delivered yet."""
 
-    # The column that says when a row changed; None: its rows do not tell their age.
+    # The column that says when a row changed; None: the age of rows is unknown.
     @property
     def cursor_name(self) -> str | None: ...
 
-    # Of its columns, in Postgres' words.
+    # The PostgreSQL types of its columns.
     @property
     def types(self) -> Mapping[str, str]: ...
 
     def guarantee(self) -> str | None:
-        """Say what a pass promises about rows that commit late."""
+        """Return a sentence that says what a pass guarantees about rows that commit late."""
         ...
 
     def rows_by_age(
         self, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
     ) -> "Iterator[tuple[int, pa.Table, bool]]":
-        """Yield all rows, or a random sample, with the number of their batch and whether they are in flight."""
+        """Yield all rows, or a random sample, with their batch number and whether they are in flight."""
         ...
 
     def extent(self, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:
-        """Count the rows, without those whose column `unless` is true, and find the ends of key and cursor."""
+        """Count the rows except those whose column `unless` is true; find the least and greatest key and cursor."""
         ...

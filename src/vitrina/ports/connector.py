@@ -1,4 +1,4 @@
-"""What a package says of the system that it connects, and what it is given when a run opens it."""
+"""Define what a package declares about the system it connects, and what it receives when a run opens it."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 
-# `vitrina.settings.Settings`, which stand above the ports: they ask the registry whose a URL is.
+# `vitrina.settings.Settings`, a layer above the ports: the settings ask the registry which connector has a URL.
 Settings = Any
 TidyUp = Callable[["psycopg.Connection[Any]", Settings], None]
 
-# Of a target after its prefix: no way up and out of the place that the operator named, nothing that a shell reads.
+# A target's name after its prefix. It cannot leave the place that the operator configured, and is safe in a shell.
 ANY_NAME = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,150}"
 
 
 class Context(Protocol):
-    """A run's line to the rest of the runner."""
+    """Define how a connector reports to the run that opened it."""
 
-    # Whether the runner before was lost: what it sent last may still be on its way.
+    # Whether an earlier runner was lost: its last requests may still be under way.
     @property
     def recovers(self) -> bool: ...
 
     def check(self) -> None:
-        """Raise when the lease is lost or the runner is shutting down."""
+        """Raise if the lease is lost or the runner is shutting down."""
         ...
 
     def require_held(self) -> None:
-        """Ask the metastore whether the claim is still ours, right before what no fence covers."""
+        """Ask the metastore whether this run still holds the claim, right before an action that no fence covers."""
         ...
 
     def wait(self, seconds: float, *, may_pause: bool = False) -> None:
-        """Sleep. Raise as `check` does, and when a pause is requested, if the run can be resumed from here."""
+        """Sleep. Raise as `check` does, and on a pause request if the run can resume from here (`may_pause`)."""
         ...
 
     def tell(self, reason: str | None) -> None:
-        """Report what is waited for, from any thread; None when the wait is over."""
+        """Report what the run is waiting for, from any thread; None when the wait is over."""
         ...
 
     def show(self) -> None:
-        """Record what is waited for; called by the run's own thread."""
+        """Record what the run is waiting for; called by the run's own thread."""
         ...
 
     def guard(self, session: Any) -> None:
-        """End a session of Postgres with the lease, also in the middle of a statement."""
+        """End a PostgreSQL session when the lease ends, even in the middle of a statement."""
         ...
 
     def let_go(self, session: Any) -> bool:
-        """Stop guarding a session; False when it was ended, or the lease is over."""
+        """Stop guarding a session; return False if it was ended or the lease is over."""
         ...
 
     def attach(self, workers: "Endable") -> None:
-        """Close these workers, from another thread, when the lease is over."""
+        """Close these workers, from another thread, when the lease ends."""
         ...
 
     def log(self, level: str, event: str, **values: Any) -> None: ...
@@ -69,7 +69,7 @@ class Context(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """Whose work a source or target is opened for. A look without a claim writes nothing."""
+    """Identify the run that a source or target is opened for. An inspection without a claim writes nothing."""
 
     pipeline_id: UUID
     pipeline: str
@@ -81,7 +81,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Opening:
-    """Everything that a connector is given."""
+    """Hold everything that a connector receives when it is opened."""
 
     definition: Pipeline
     # `options.<name>`, validated by the connector's own model.
@@ -91,13 +91,13 @@ class Opening:
     url: str | None = field(repr=False)
     work: Work
     context: Context
-    # For Vitrina's own connectors alone (`vitrina.inside`).
+    # Only for Vitrina's own connectors (`vitrina.inside`).
     inside: object = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found out, and what to do about it: one line of doctor."""
+    """Hold what a check found and what to do about it: one line of `vitrina doctor`."""
 
     status: Literal["OK", "WARNING", "PROBLEM"]
     finding: str
@@ -106,66 +106,66 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Connector:
-    """A system that rows come from or go to, or that brings them. Found by the entry point group `vitrina.connectors`.
+    """Describe a source, target or engine of rows. It is found by the entry point group `vitrina.connectors`.
 
-    Every process loads it, the API too: the module that holds it imports no driver. The functions do, when called.
+    Every process loads it, including the API, so its module must not import a driver. Its functions do so when called.
     """
 
-    # Stands in `source_type` and `options.<name>`; runners report what they have by it.
+    # Used in `source_type` and `options.<name>`. Runners report their connectors by this name.
     name: str
     summary: str = ""
-    # Of the URLs in VITRINA_CONN_<NAME>: the text before `://`.
+    # URL schemes in VITRINA_CONN_<NAME>: the text before `://`.
     schemes: tuple[str, ...] = ()
     # Its targets are `<prefix>:<name>` in `target_table`. None: it has none, or they are `schema.table`.
     prefix: str | None = None
-    # What may follow the prefix: a regular expression that the whole name must match.
+    # A regular expression that the whole name after the prefix must match.
     target_name: str = ANY_NAME
-    # The model of `options.<name>`. Its JSON Schema is shown by the API, and the console makes a form of it.
+    # The model of `options.<name>`. The API shows its JSON Schema, from which the console builds a form.
     options: "type[BaseModel] | None" = None
-    # Parameters of its URLs whose values are masked wherever text is written. Passwords are without being named.
+    # URL parameters whose values are masked wherever text is written. Passwords are always masked.
     secrets: frozenset[str] = frozenset()
 
-    # What its targets can do beside taking rows. A pipeline that asks for what is not declared here is refused by name.
-    # They delete, or leave out, the rows that `options.delete_when` marks.
+    # Optional capabilities of its targets. A pipeline that needs one that is not declared here is refused by name.
+    # Targets delete, or leave out, the rows that `options.delete_when` marks.
     takes_delete_when: bool = False
-    # Their merges remove rows by key (`ports.target.Removes`), for repairs and for `options.deletes.scan`.
+    # Merges can remove rows by key (`ports.target.Removes`), for repairs and for `options.deletes.scan`.
     removes_rows: bool = False
 
     open_source: "Callable[[Opening], Source] | None" = None
     open_target: "Callable[[Opening], Target] | None" = None
 
-    # Brings ranges of the key elsewhere (`options.engine`). Its model of options has the field `connection`.
+    # Fills ranges of the key elsewhere (`options.engine`). Its options model has the field `connection`.
     open_engine: "Callable[[EngineOpening], Engine] | None" = None
-    # Says in what the engine at a URL differs from this process, for `vitrina validate`.
+    # Reports how the engine at a URL differs from this process, for `vitrina validate`.
     check_engine: Callable[[str], Sequence[str]] | None = None
 
-    # Sessions that a run holds at once on a connection of the operator's, for VITRINA_CONN_<NAME>_MAX_CONNECTIONS.
+    # Sessions that a run holds at once on an operator's connection, for VITRINA_CONN_<NAME>_MAX_CONNECTIONS.
     source_sessions: int = 0
     target_sessions: int = 0
 
-    # Why a URL is not taken, without repeating any of its values; None when it is.
+    # Returns why a URL is rejected, without repeating any of its values; None if it is accepted.
     url_problem: Callable[[str], str | None] | None = None
-    # The same for a URL that a user sends: it must not name files or sockets of the runner's machine.
+    # The same for a URL that a user sends, which must not name files or sockets of the runner's machine.
     kept_url_problem: Callable[[str], str | None] | None = None
-    # Looks at a connection, writes nothing: for `vitrina doctor` and `vitrina connections test`.
+    # Inspects a connection without writing, for `vitrina doctor` and `vitrina connections test`.
     check: Callable[[str, Settings], Iterator[Finding]] | None = None
-    # Removes what interrupted loads left in its systems; once a minute, with a session of the metastore.
+    # Removes what interrupted loads left in its systems. Called once a minute with a session of the metastore.
     tidy_up: TidyUp | None = None
-    # What a named connection, or the default one, says of itself: two names for one place are found out by it.
+    # Identifies the system of a named connection, or of the default one, so that two names for one place are detected.
     place: Callable[[Settings, str | None], str | None] | None = None
     # Namespace and name of a dataset in lineage, from the connection's URL and the name after the prefix.
     dataset: Callable[[str | None, str], tuple[str, str]] | None = None
 
-    # Loads what answers queries besides runs (`vitrina.inside.queries`). None: it is not asked in SQL.
+    # Loads what answers queries outside of runs (`vitrina.inside.queries`). None: the system has no SQL.
     queries: Callable[[], Any] | None = None
 
-    # Loads what follows the log of its databases, a `vitrina.ports.live.Feeds`, for live mode. None: it has none.
+    # Loads what follows the log of its databases in live mode, a `vitrina.ports.live.Feeds`. None: not supported.
     feeds: Callable[[], Any] | None = None
 
-    # Opens a client of its system at its default place, to ask it something that no port has.
+    # Opens a client of the system at its default place, for questions that no port covers.
     open_client: Callable[[Settings], Any] | None = None
 
-    # Filled by the registry.
+    # Set by the registry.
     package: str = field(default="", compare=False)
     version: str = field(default="", compare=False)
 
@@ -185,7 +185,7 @@ class Connector:
         return re.fullmatch(self.target_name, name) is not None
 
     def describe(self) -> dict[str, Any]:
-        """Describe it in plain JSON, as a runner reports it and the API shows it."""
+        """Return a description in plain JSON, as a runner reports it and the API shows it."""
         return {
             "name": self.name,
             "summary": self.summary,

@@ -1,4 +1,4 @@
-"""Rows of a source for the keys on which it and its target disagree, in batches that fit into memory."""
+"""Build batches of source rows for the keys on which source and target disagree; each batch fits into memory."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,14 +9,14 @@ from vitrina.ports.compare import Correction
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Of rows that a repair sends at once, whatever comes first: five thousand may be a megabyte or all memory.
+# A repair also ends a batch at this size: five thousand rows may be a megabyte or fill all memory.
 BATCH_BYTES = 16 << 20
 
 
 def of_reading(
     batches: "Iterable[tuple[pa.RecordBatch, Sequence[Key | None]]]", wanted: Collection[Key], batch_rows: int
 ) -> Iterator[Correction]:
-    """Pick the wanted rows out of one reading of the source; a wanted key that is not in it has left the source."""
+    """Select the wanted rows from one read of the source. A wanted key that is not found has left the source."""
     keys, left, waiting = frozenset(wanted), set(wanted), _Rows()
     for batch, found in batches:
         waiting.add(batch, [key if key in keys else None for key in found])
@@ -29,7 +29,7 @@ def of_reading(
 
 
 class _Rows:
-    """Rows that wait until they are a batch."""
+    """Collect rows until they fill a batch."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
@@ -37,7 +37,7 @@ class _Rows:
         self._size = 0
 
     def add(self, batch: "pa.RecordBatch", keys: Sequence[Key | None]) -> None:
-        """Keep the rows that have a key here."""
+        """Keep the rows whose key is not None."""
         import pyarrow as pa
 
         kept = batch.filter(pa.array([key is not None for key in keys], pa.bool_()))

@@ -1,4 +1,4 @@
-"""What a full load would change in a target, told before anything is written to it."""
+"""Define the preview of what a full load would change in a target, before anything is written to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from vitrina.ports.schema import Column
 from vitrina.ports.target import Load, Loading
 
 SampleKind = Literal["added", "changed", "removed"]
-# Rows of each kind that are shown, and how much of a value.
+# Rows of each kind that are shown, and characters of each value.
 SAMPLE_ROWS = 3
 _LONGEST_SHOWN = 200
 
@@ -20,7 +20,7 @@ Texts = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Sample:
-    """A row that a load would add, change or remove, its values as text."""
+    """Hold a row that a load would add, change or remove, with its values as text."""
 
     kind: SampleKind
     before: Texts | None
@@ -40,22 +40,22 @@ def _short(value: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class DataDifference:
-    """The change of the rows."""
+    """Describe how the rows would change."""
 
     # As the run would report them.
     counts: Counts
     rows_before: int
-    # Of the rows that would be updated, how many differ in each column. None: the target does not tell.
+    # How many of the updated rows differ in each column. None: the target cannot tell.
     changed_columns: Mapping[str, int] | None = None
     samples: Sequence[Sample] = ()
-    # Rows that the query no longer gives, and that stay, because such a run deletes none. None: there are none such.
+    # Rows that the query no longer returns but that stay, because such a run deletes none. None: there are none.
     stay: int | None = None
-    # Rows that steps or checks would leave out.
+    # Rows that steps or checks would reject.
     rejected: int = 0
     checks: Sequence[CheckOutcome] = ()
     # Why the run would publish nothing.
     refusals: Sequence[str] = ()
-    # What could not be looked at.
+    # What could not be examined.
     notes: Sequence[str] = ()
 
     @property
@@ -79,9 +79,8 @@ class DataDifference:
 
 
 class PlannedLoad(Protocol):
-    """A load that is filled like every other, compared with the target, and thrown away."""
+    """Define a load that is filled like any other, compared with the target, and then discarded."""
 
-    # What is filled.
     @property
     def load(self) -> Load: ...
 
@@ -90,11 +89,11 @@ class PlannedLoad(Protocol):
     def new_columns(self) -> Sequence[Column]: ...
 
     def begin(self) -> None:
-        """Make room for the rows, beside the target."""
+        """Create a place for the rows, beside the target."""
         ...
 
     def difference(self, found: Checkpoint) -> DataDifference:
-        """Compare the rows that count with those of the target, which is only read."""
+        """Compare the accepted rows with those of the target, which is only read."""
         ...
 
     def discard(self) -> None:
@@ -104,11 +103,12 @@ class PlannedLoad(Protocol):
 
 @runtime_checkable
 class Foresees(Protocol):
-    """A target that can tell exactly what a full load would change in it."""
+    """Define a target that can tell exactly what a full load would change in it."""
 
     def plan_load(self, loading: Loading, latest: Sequence[str]) -> PlannedLoad:
         """Open a load that is never published.
 
-        `latest` names columns that tell the latest of several rows with one key; without any, such rows are refused.
+        `latest` names the columns that decide which of several rows with one key is the latest. Without any, such rows
+        are refused.
         """
         ...

@@ -1,4 +1,4 @@
-"""Documents as a side: read as they come, counted and hashed here, since a search server cannot do it."""
+"""Compare documents as one side of a comparison: read, count and hash them here, which a search server cannot do."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,20 +11,20 @@ from vitrina.errors import BadKey
 from vitrina.ports.batch import Key
 from vitrina.ports.compare import Extent, RowImage
 
-# Under this mask everything is summed up; coarser buckets are made of these.
+# Sums are kept for this many buckets; coarser buckets are added up from them.
 _FINEST_MASK = 65_535
-# So many documents are kept in memory at most while they wait for being joined.
+# At most this many documents are kept in memory while they wait to be joined.
 LISTED_AT_ONCE = 200_000
-# So many keys at most are looked up with their contents, so that details need no reading of their own.
+# For at most this many keys the contents are kept as well, so that showing details needs no second read.
 _KEPT_CONTENTS = 1_000
-# And no more than this of them: a thousand documents may be large ones.
+# They are dropped above this size, because a thousand documents may be large.
 KEPT_BYTES = 16 << 20
 
 
 class Document(NamedTuple):
-    """One document; `content` is None when the source says that there shall be none of this id.
+    """Hold one document. `content` is None if the source says that no document with this id must exist.
 
-    `problem` says why a row of the source cannot be a document: nothing in an index is equal to it.
+    `problem` says why a row of the source cannot become a document; it differs from every document of an index.
     """
 
     id: str
@@ -34,16 +34,16 @@ class Document(NamedTuple):
 
 
 class DocumentStore(Protocol):
-    """Where documents are: an index, or a query whose rows become documents."""
+    """Define a place that holds documents: an index, or a query whose rows become documents."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """Open a block that finds everything that was there before it."""
+        """Open a block that finds everything written before it began."""
         ...
 
     def extent(self) -> Extent: ...
 
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        """Yield all documents. `in_order`: of several with one id, the one that counts comes last."""
+        """Yield all documents. `in_order`: of several with one id, the last one is current."""
         ...
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]: ...
@@ -53,11 +53,11 @@ class DocumentStore(Protocol):
 
 @dataclass
 class DocumentSide:
-    """Documents, compared field by field. `fields` None: whatever they have. A field that is null is not there."""
+    """Compare documents by field; if `fields` is None, by all fields they have. A null field equals a missing one."""
 
     store: DocumentStore
     fields: Sequence[str] | None
-    # One id may come several times, the last one counts.
+    # An id may occur several times; the last document is current.
     repeats: bool = False
     _sums: tuple[list[int], list[int]] | None = field(default=None, init=False)
     _looked_up: dict[str, Document | None] = field(default_factory=dict, init=False)
@@ -84,7 +84,7 @@ class DocumentSide:
         return {bucket: (rows, str(total)) for bucket, (rows, total) in coarse.items()}
 
     def _summed(self) -> tuple[list[int], list[int]]:
-        """Read the documents once to answer all questions about sums."""
+        """Read the documents once to compute the sums of all buckets."""
         if self._sums is None:
             rows, sums = [0] * (_FINEST_MASK + 1), [0] * (_FINEST_MASK + 1)
             for document in self.store.documents(in_order=False):
@@ -111,7 +111,7 @@ class DocumentSide:
         return self._sorted(found if len(ids) > _KEPT_CONTENTS else self._keeping(found, ids))
 
     def _keeping(self, documents: Iterator[Document], ids: Sequence[str]) -> Iterator[Document]:
-        """Yield the same documents, and keep them if they are few enough, to look at them again."""
+        """Yield the same documents, and keep them for `texts` if they are few and small enough."""
         kept: dict[str, Document | None] = dict.fromkeys(ids)
         size = 0
         for document in documents:
@@ -151,14 +151,14 @@ class DocumentSide:
         }
 
     def _text(self, document: Document) -> dict[str, str | None]:
-        """Write the fields as JSON, which tells a number from its digits; null is no text."""
+        """Return the fields as JSON, which distinguishes a number from a string of digits. Null fields are left out."""
         texts: dict[str, str | None] = {
             name: deep_json.dumps(value).decode() for name, value in self._said(document).items()
         }
         return texts | ({"(cannot be a document)": document.problem} if document.problem else {})
 
     def _image(self, document: Document) -> int:
-        """Return one number for documents with equal content, whatever the order and the spelling of their fields."""
+        """Return the same number for documents with equal content, whatever the order and spelling of their fields."""
         return _hash(deep_json.dumps([self._said(document), document.problem]))
 
     def _said(self, document: Document) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What live mode asks of a source: which rows changed, and which keys of the target are stale because of them."""
+"""Define what live mode needs from a source: which rows changed, and which keys of the target they make stale."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from vitrina.ports.source import Form
     from vitrina.ports.target import Fence, Load
 
-# `vitrina.settings.Settings`, which stand above the ports.
+# `vitrina.settings.Settings`, a layer above the ports.
 Settings = Any
 
-# Values of one row as Postgres writes them. A column that is missing is unknown: it is not in the replica identity, or
-# it is a large value that did not change.
+# Values of one row as PostgreSQL writes them. The value of a missing column is unknown: the column is not part of the
+# replica identity, or it is a large value that did not change.
 Image = Mapping[str, str | None]
 
 ChangeKind = Literal["insert", "update", "delete", "truncate"]
 
 
 class Change(NamedTuple):
-    """One changed row of one followed table, as a committed transaction left it."""
+    """Describe one changed row of one followed table, as a committed transaction left it."""
 
-    # A place within the commit record in the source's log, after its start; all changes of one transaction share it.
-    # So a transaction counts as stored, or passed, up to a place P exactly when its `lsn <= P`.
+    # A position within the commit record in the source's log, after its start; all changes of a transaction share it.
+    # So a transaction is stored, or passed, up to a position P exactly when its `lsn <= P`.
     lsn: int
-    # The place within the transaction, from 0.
+    # The position within the transaction, from 0.
     number: int
     # 32 bits, as the log carries it: compare with a snapshot modulo 2^32.
     xid: int
@@ -44,29 +44,29 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class FollowedTable:
-    """How changes of one base table lead to keys of the target."""
+    """Describe how changes of one base table lead to keys of the target."""
 
     relation: str
-    # The columns whose values, old and new, the derivation reads.
+    # The columns whose old and new values the derivation reads.
     columns: tuple[str, ...]
-    # Whether old values outside the primary key are needed: then the table needs REPLICA IDENTITY FULL, or an index
-    # identity that covers `old_columns`.
+    # Columns whose old values are needed although they are not in the primary key. If there are any, the table needs
+    # REPLICA IDENTITY FULL, or an index identity that covers them.
     old_columns: tuple[str, ...] = ()
-    # For people who read a plan: `id`, `film_work_id of content.person_film_work`, `every key`.
+    # Shown in a plan: `id`, `film_work_id of content.person_film_work`, `every key`.
     leads_to: str = ""
-    # A change may concern every key: the target is loaded again, at most every so often.
+    # A change may concern every key, so the whole target is reloaded, at most once per interval.
     every_key: bool = False
-    # About how many keys one changed row concerns, by the source's statistics. None: unknown.
+    # How many keys one changed row concerns, estimated from the source's statistics. None: unknown.
     keys_per_row: int | None = None
-    # Large tables that are read whole to find them, for want of an index.
+    # Large tables that are scanned to find the keys because an index is missing.
     scans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Stale:
-    """The keys that a batch of changes made stale."""
+    """Hold the keys that a batch of changes made stale."""
 
-    # The columns of the target's key that could be derived: at least one of them, unless everything is stale.
+    # The columns of the target's key that could be derived: at least one, unless everything is stale.
     columns: tuple[str, ...] = ()
     keys: Sequence[Key] = ()
     everything: bool = False
@@ -74,7 +74,7 @@ class Stale:
 
 
 class Derivation(Protocol):
-    """From changed rows of base tables to stale keys of one query."""
+    """Derive the stale keys of one query from changed rows of its base tables."""
 
     @property
     def tables(self) -> Sequence[FollowedTable]: ...
@@ -89,17 +89,17 @@ class Derivation(Protocol):
 
 @runtime_checkable
 class Derives(Protocol):
-    """A source whose query can be followed."""
+    """Define a source whose query can be followed."""
 
     def derive(self, key: Sequence[str]) -> Derivation:
-        """Say how changes lead to keys; raises with the reason when the query cannot be followed."""
+        """Return how changes lead to keys. Raise with the reason if the query cannot be followed."""
         ...
 
 
 class Moment(Protocol):
-    """One state of the source: everything is read in one snapshot."""
+    """Define one state of the source: everything is read in one snapshot."""
 
-    # The end of the source's log when the snapshot had been taken: what it shows was written before.
+    # The end of the source's log after the snapshot was taken: everything the snapshot shows was written before it.
     @property
     def lsn(self) -> int: ...
 
@@ -107,29 +107,29 @@ class Moment(Protocol):
     @property
     def at(self) -> datetime: ...
 
-    # Differs when anything changed about the followed tables that their log does not say.
+    # Changes when anything about the followed tables changes that their log does not carry.
     @property
     def catalog(self) -> str: ...
 
     def keep(self) -> None:
-        """Let the source know that the snapshot is still needed: a session that says nothing for long is ended."""
+        """Keep the session alive: the source ends a session that has been idle for too long."""
         ...
 
     def sees(self, xid: int) -> bool:
-        """Tell whether a committed transaction, known by the 32 bits that the log carries, is in the snapshot."""
+        """Return whether the snapshot shows a committed transaction, given the 32 bits of its id in the log."""
         ...
 
     def stale(self, changes: Sequence[Change]) -> Stale: ...
 
     def ask(self, stale: Stale, form: "Form") -> "Asked":
-        """Ask the query again for the stale keys."""
+        """Run the query again for the stale keys."""
         ...
 
 
 class Asked(Protocol):
-    """What the query gives for stale keys."""
+    """Return the rows of the query for stale keys."""
 
-    # The whole keys of the rows that came so far, as texts.
+    # The whole keys of the rows read so far, as text.
     @property
     def keys(self) -> Sequence[Key]: ...
 
@@ -137,18 +137,18 @@ class Asked(Protocol):
 
 
 class Following(Protocol):
-    """A query whose source is followed, through one session."""
+    """Follow the source of one query, through one session."""
 
-    # What the source's database says of itself, by whatever name it is reached.
+    # Identifies the source's database, by whatever name it is reached.
     @property
     def database(self) -> str: ...
 
     def watch(self, publication: str) -> None:
-        """Let the members of this publication count as a part of the catalog."""
+        """Treat the members of this publication as a part of the catalog."""
         ...
 
     def moment(self) -> AbstractContextManager[Moment]:
-        """Take a snapshot, and hold it until the block ends."""
+        """Take a snapshot and hold it until the block ends."""
         ...
 
     def close(self) -> None: ...
@@ -156,25 +156,25 @@ class Following(Protocol):
 
 @runtime_checkable
 class Followable(Protocol):
-    """A source that can be followed once its query is derived."""
+    """Define a source that can be followed once its query is derived."""
 
     def follow(self, derivation: Derivation) -> Following: ...
 
 
-# Raises if so many rows must not be deleted: at most this many, and exactly what is asked for where that matters.
+# Raises if the deletes must be refused. Takes an upper bound of their number, and a function that counts them exactly.
 RefuseDeletes = Callable[[int, Callable[[], int]], None]
 
 
 @runtime_checkable
 class Corrects(Protocol):
-    """A load that makes the rows of given keys equal to what the query gives now."""
+    """Define a load that makes the rows of given keys equal to what the query returns now."""
 
     def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: "Fence", refuse: RefuseDeletes) -> Counts:
-        """Show the part's rows and delete those of the stale keys that are not among `read`, in one step.
+        """Write the part's rows and delete those rows of the stale keys that are not in `read`, in one atomic step.
 
-        `read` are whole keys as the source gave them, before any step: a row that a step or the target rejects has
-        not left the source. Rows that a step leaves out on purpose are not among them. A target that cannot take
-        deletes back calls `refuse` before it deletes; one with transactions is refused by the fence.
+        `read` holds whole keys as the source returned them, before any step: a row that a step or the target rejects is
+        still in the source. Rows that a step filters out on purpose are not in it. A target that cannot roll back
+        deletes calls `refuse` before it deletes; one with transactions is refused by the fence.
         """
         ...
 
@@ -185,48 +185,48 @@ class Corrects(Protocol):
 
 @runtime_checkable
 class CorrectsUnopened(Protocol):
-    """A shortcut that brings the rows of given keys from the source to a load without the runner looking at them."""
+    """Define a shortcut that copies the rows of given keys from the source to a load without decoding them."""
 
     def correct(self, load: "Load", moment: Moment, stale: Stale, number: int, fence: "Fence") -> Counts: ...
 
 
 class Transaction(NamedTuple):
-    """The changes of one committed transaction, in pieces when there are many; `last` ends it."""
+    """Hold changes of one committed transaction. A large one comes in pieces; `last` marks the final piece."""
 
     lsn: int
     xid: int
     changes: Sequence[Change]
     last: bool
-    # Of the last piece: the end of the commit record, and when it was committed, in seconds since 1970.
+    # Set on the last piece: the end of the commit record, and the commit time in seconds since 1970.
     upto: int = 0
     committed_at: float = 0.0
 
 
 class Feed(Protocol):
-    """The log of one source database, read by one process at a time."""
+    """Read the log of one source database, in one process at a time."""
 
     @property
     def position(self) -> int:
-        """Give the place before which everything that was committed has been given by `receive`."""
+        """Return the position up to which `receive` has returned every committed change."""
         ...
 
     def start(self, after: int) -> None:
-        """Begin after what was stored."""
+        """Begin after the stored position."""
         ...
 
     def receive(self, seconds: float, wake: int | None = None) -> Transaction | None:
-        """Give the next piece in the order of commits; None when there is none within so many seconds.
+        """Return the next piece in commit order, or None if there is none within so many seconds.
 
-        `wake`: a descriptor; None is given as well when there is something to read from it.
+        `wake`: a file descriptor. When it becomes readable, None is returned as well.
         """
         ...
 
     def confirm(self, upto: int) -> None:
-        """Let the source forget what was stored up to here."""
+        """Allow the source to discard its log up to here, because it is stored."""
         ...
 
     def refresh(self) -> None:
-        """Ask again which columns of which tables are wanted; between transactions only."""
+        """Query again which columns of which tables are needed; call it only between transactions."""
         ...
 
     def close(self) -> None: ...
@@ -234,26 +234,26 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class SlotState:
-    """What the source has of a feed's slot."""
+    """Describe the state of a feed's slot at the source."""
 
-    # The slot was made, or made again: nothing before `confirmed` can be had.
+    # The slot was created, or created again: changes before `confirmed` are not available.
     is_new: bool
     confirmed: int
     timeline: int
-    # Why a slot that was there could not be used any more.
+    # Why an existing slot could no longer be used.
     lost: str | None = None
 
 
 @dataclass(frozen=True)
 class Published:
-    """Which of the wanted tables are in the publication, and why others are not."""
+    """Report which of the wanted tables are in the publication, and why others are not."""
 
-    # By the name that queries use: the object ids of the tables whose rows it has, its partitions among them.
+    # By the name that queries use: the object ids of the published tables, including partitions.
     tables: Mapping[str, frozenset[int]]
     problems: Mapping[str, str]
-    # Those of which a table was added just now: what it was changed by before is not in the log.
+    # Tables added just now: the log lacks their earlier changes.
     added: frozenset[str]
-    # Whether anything was added or taken out just now.
+    # Whether anything was added or removed just now.
     changed: bool
 
     def relation_of(self, oid: int) -> str | None:
@@ -262,37 +262,37 @@ class Published:
 
 @dataclass(frozen=True)
 class FeedFigures:
-    """How far a feed is behind, and what that costs the source, in bytes."""
+    """Report how far a feed is behind, and how much log the source retains for it, in bytes."""
 
     written_upto: int
     retained_bytes: int | None
     wal_status: str | None
-    # How much the source may keep for a slot before it is lost; None: without limit.
+    # How much log the source may retain for a slot before it drops the slot; None: no limit.
     keep_bytes: int | None
 
 
 class FollowedDatabase(Protocol):
-    """The owner's view of one source database: slot, publication, catalog. Nothing of users runs in it."""
+    """Manage slot, publication and catalog of one source database. It runs no SQL written by users."""
 
     @property
     def session(self) -> "psycopg.Connection[Any]":
-        """Give the session for statements, to be watched over and ended from another thread."""
+        """Return the session for statements, which another thread may watch and end."""
         ...
 
     def identity(self) -> str | None:
-        """Say which database this is, as `store.databases` does."""
+        """Return which database this is, as `store.databases` does."""
         ...
 
     def require_fit(self) -> None:
-        """Raise with the statements to run when the database cannot be followed."""
+        """Raise, with the statements to run, if the database cannot be followed."""
         ...
 
     def end_other_owners(self) -> None:
-        """End what an owner before us left open, and wait until the slot is free."""
+        """End the sessions that an earlier owner left open, and wait until the slot is free."""
         ...
 
     def ensure_slot(self, timeline: int | None) -> SlotState:
-        """Find the slot or make it. `timeline`: that of the source when the slot was made, None before the first."""
+        """Find or create the slot. `timeline`: the source's timeline when the slot was created, None the first time."""
         ...
 
     def drop_slot(self) -> None: ...
@@ -302,22 +302,22 @@ class FollowedDatabase(Protocol):
         ...
 
     def publish(self, wanted: Mapping[str, frozenset[str]]) -> Published:
-        """Have these tables in the publication and no others; the columns are those that followers need.
+        """Make the publication contain exactly these tables, with the columns that followers need.
 
         A table without a replica identity is never added.
         """
         ...
 
     def started_before(self) -> int:
-        """Give the first transaction id that is not handed out yet."""
+        """Return the first transaction id that is not assigned yet."""
         ...
 
     def oldest_running(self) -> int:
-        """Give the lowest transaction id that is still at work."""
+        """Return the lowest transaction id that is still running."""
         ...
 
     def oldest_transaction(self) -> str | None:
-        """Describe it for people."""
+        """Describe the oldest running transaction for people."""
         ...
 
     def written_upto(self) -> int: ...
@@ -325,7 +325,7 @@ class FollowedDatabase(Protocol):
     def block_bytes(self) -> int: ...
 
     def write_out(self) -> None:
-        """Have what was written so far sent, although nothing else commits."""
+        """Force what was written so far to be sent, even if nothing else commits."""
         ...
 
     def figures(self) -> FeedFigures: ...
@@ -337,7 +337,7 @@ class FollowedDatabase(Protocol):
 
 @dataclass(frozen=True)
 class FeedNames:
-    """What a feed is called at the source. Two installations that follow one database have different names."""
+    """Hold the names of a feed at the source. Two installations that follow one database have different names."""
 
     slot: str
     publication: str
@@ -345,14 +345,14 @@ class FeedNames:
 
 
 class Feeds(Protocol):
-    """What a connector offers to those who follow its databases."""
+    """Define what a connector offers to follow its databases."""
 
     def open(self, url: str, names: FeedNames, settings: Settings) -> FollowedDatabase: ...
 
     def drop(self, url: str, names: FeedNames, settings: Settings) -> Sequence[str]:
-        """Drop slot and publication; returns what was there."""
+        """Drop slot and publication; return what existed."""
         ...
 
     def check(self, url: str, settings: Settings) -> "Iterator[Finding]":
-        """Say what the database lacks to be followed; nothing is written."""
+        """Yield what the database lacks to be followed; write nothing."""
         ...

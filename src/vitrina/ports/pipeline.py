@@ -1,11 +1,11 @@
-"""What a connector may read of the definition of its pipeline."""
+"""Define what a connector may read of its pipeline's definition."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
 
 class Pipeline(Protocol):
-    """A pipeline as its author wrote it (`vitrina.definition.Definition`)."""
+    """Describe a pipeline as its author wrote it (`vitrina.definition.Definition`)."""
 
     @property
     def name(self) -> str: ...
@@ -14,7 +14,7 @@ class Pipeline(Protocol):
     @property
     def batch_size(self) -> int: ...
 
-    # The query or the table to read, or the registered source that gives the rows.
+    # The query or table to read, or the registered source that produces the rows.
     @property
     def query(self) -> str | None: ...
     @property
@@ -22,7 +22,7 @@ class Pipeline(Protocol):
     @property
     def python_source(self) -> str | None: ...
 
-    # Columns that say what is new, and what orders equal values of them.
+    # The cursor column, and the column that orders rows with equal cursor values.
     @property
     def incremental_key(self) -> str | None: ...
     @property
@@ -37,15 +37,15 @@ class Pipeline(Protocol):
 
 
 class PipelineOptions(Protocol):
-    """Those of its switches that are about rows and targets of any kind."""
+    """Hold the options that concern rows and targets of any kind."""
 
-    # Result column: true deletes the row.
+    # A result column; true deletes the row.
     @property
     def delete_when(self) -> str | None: ...
-    # Whether other pipelines write to the target as well; a full load deletes nothing then.
+    # Whether other pipelines write to the target as well. If so, a full load deletes nothing.
     @property
     def shared_target(self) -> bool: ...
-    # Whether no load removes rows that its source lacks, because of that or because they shall stay.
+    # Whether no load removes rows that its source lacks, because of `shared_target` or because they must stay.
     @property
     def only_adds(self) -> bool: ...
     @property
@@ -54,12 +54,12 @@ class PipelineOptions(Protocol):
     def on_missing_columns(self) -> Literal["keep", "null"] | None: ...
     @property
     def allow_shrink(self) -> bool: ...
-    # The share of its rows that a target may lose at once; 1, so all of them, where allow_shrink is set.
+    # The share of its rows that a target may lose at once; 1, which is all of them, if allow_shrink is set.
     @property
     def shrink_limit(self) -> float: ...
     @property
     def allow_empty(self) -> bool: ...
-    # Replaced generations that are kept.
+    # How many replaced generations are kept.
     @property
     def keep_generations(self) -> int: ...
     @property

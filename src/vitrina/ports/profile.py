@@ -1,26 +1,26 @@
-"""What is in a target: its rows, its size, and what its columns hold."""
+"""Define the profile of a target: its rows, its size, and the contents of its columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-# Values of a column that are shown, the most frequent ones, and how much of each.
+# How many of the most frequent values of a column are shown, and how many characters of each.
 TOP_VALUES = 5
 LONGEST_SHOWN = 100
 
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """What one column holds; values as text."""
+    """Describe what one column holds, with values as text."""
 
     name: str
     type: str
     nulls: int
     distinct: int
-    # None: it holds no value, or its type has no order.
+    # None: the column holds no value, or its type has no order.
     least: str | None
     greatest: str | None
-    # The most frequent values, and how often each comes.
+    # The most frequent values and their counts.
     top: Sequence[tuple[str, int]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -37,12 +37,12 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class TargetProfile:
-    """What a target holds at one moment."""
+    """Describe what a target holds at one moment."""
 
     rows: int
-    # None: the target does not tell.
+    # None: the target cannot tell.
     size_bytes: int | None
-    # How many rows the columns were looked at in: all of them, or a sample of a large target.
+    # How many rows the column profiles cover: all of them, or a sample of a large target.
     profiled_rows: int
     columns: Sequence[ColumnProfile]
 
@@ -57,8 +57,8 @@ class TargetProfile:
 
 @runtime_checkable
 class Profiles(Protocol):
-    """A target that tells what is in it."""
+    """Define a target that can compute its profile."""
 
     def profile(self) -> TargetProfile | None:
-        """Look at the target; None if it does not exist yet."""
+        """Return the profile of the target, or None if it does not exist yet."""
         ...

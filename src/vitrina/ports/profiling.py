@@ -1,4 +1,4 @@
-"""A profile of rows that are read back, for targets that cannot compute one."""
+"""Profile rows that are read back, for targets that cannot compute a profile."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from vitrina.ports.profile import LONGEST_SHOWN, TOP_VALUES, ColumnProfile, Targ
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Columns are looked at in an even sample of at most so many rows and bytes.
+# Columns are profiled on an even sample of at most so many rows and bytes.
 MOST_ROWS = 100_000
 MOST_BYTES = 64 << 20
 
 
 def profile_of(tables: "Iterable[pa.Table]", size_bytes: int | None = None) -> TargetProfile:
-    """Read all rows, and profile the columns of a sample of them."""
+    """Read all rows and profile the columns on a sample of them."""
     sample = Sample()
     for table in tables:
         sample.add(table)
@@ -23,7 +23,7 @@ def profile_of(tables: "Iterable[pa.Table]", size_bytes: int | None = None) -> T
 
 
 class Sample:
-    """Every row of a small target, every second, fourth or eighth of a larger one."""
+    """Keep every row of a small target, or every second, fourth or eighth row of a larger one."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -67,7 +67,7 @@ def _profile(name: str, column: "pa.ChunkedArray") -> ColumnProfile:
     texts = _texts(column)
     counted = pc.value_counts(texts.drop_null())
     pairs = zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True)
-    # Values that come once are as frequent as all others.
+    # Values that occur once are never the most frequent.
     top = sorted(((value, rows) for value, rows in pairs if rows > 1), key=lambda pair: (-pair[1], pair[0]))
     least, greatest = _ends(column)
     return ColumnProfile(
@@ -82,7 +82,7 @@ def _profile(name: str, column: "pa.ChunkedArray") -> ColumnProfile:
 
 
 def _texts(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """Write values as text, in Arrow where it can."""
+    """Return the values as text, converted by Arrow if it can."""
     import pyarrow as pa
 
     try:
@@ -106,7 +106,7 @@ def _text(value: Any) -> str | None:
 
 
 def _ends(column: "pa.ChunkedArray") -> tuple[str | None, str | None]:
-    """Find the least and the greatest value; types without an order have none."""
+    """Return the least and the greatest value, or None for types without an order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -114,7 +114,7 @@ def _ends(column: "pa.ChunkedArray") -> tuple[str | None, str | None]:
         found = pc.min_max(column)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return None, None
-    # As Arrow has them: Python holds no year after 9999.
+    # Converted by Arrow: Python cannot hold years after 9999.
     ends = pa.chunked_array([pa.array([found["min"], found["max"]], column.type)])
     least, greatest = (text and text[:LONGEST_SHOWN] for text in _texts(ends).to_pylist())
     return least, greatest

@@ -1,4 +1,4 @@
-"""Loads that are cut into ranges of the key: what a source, a load and an engine are to them."""
+"""Define loads that are split into ranges of the key: the source, the load, the engine and the workers' handles."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,102 +16,102 @@ if TYPE_CHECKING:
     from vitrina.ports.source import Form, Source, Window
     from vitrina.ports.target import Load, Route, Writer
 
-# `vitrina.settings.Settings`, which stand above the ports. A process that opens a handle resolves connections by them.
+# `vitrina.settings.Settings`, a layer above the ports. A process that opens a handle resolves connections with them.
 Settings = Any
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The rows with `after` < key <= `upto`; None: no bound on that side. NULL comes last, above every bound."""
+    """Select the rows with `after` < key <= `upto`; None: no bound on that side. NULL sorts after every bound."""
 
     after: Position | None = None
     upto: Position | None = None
 
     @property
     def name(self) -> str:
-        """Name the range in logs and metrics, which show no values of keys."""
+        """Return a name for logs and metrics, which must not show values of keys."""
         return sha256(json.dumps([self.after, self.upto]).encode()).hexdigest()[:8]
 
     def cut_at(self, bounds: Sequence[Position]) -> list["KeyRange"]:
-        """Cut the range at bounds inside it, which are sorted."""
+        """Split the range at sorted bounds inside it."""
         edges = [self.after, *bounds, self.upto]
         return [KeyRange(after, upto) for after, upto in pairwise(edges)]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt at one range. Its part number is drawn for it alone: no other attempt ever has it.
+    """Describe one attempt at one range. Its part number is reserved for it and never used by another attempt.
 
-    An engine that tries again by itself draws a number for each try, of those that it has reserved.
+    An engine that retries by itself uses a new number for each try, from those it has reserved.
     """
 
     range: KeyRange
     number: int
-    # A snapshot that the runner has exported and holds. None: the engine's workers read what is there.
+    # A snapshot that the runner has exported and holds. None: each worker reads the current state.
     snapshot: str | None
     batch_rows: int
-    # Stop at the first change of the key after so many rows; what is left is cut again.
+    # Stop at the first change of the key after so many rows; the rest of the range is split again.
     most_rows: int
 
 
 @dataclass(frozen=True)
 class FilledRange:
-    """What an attempt has brought. It does not count until the runner accepts the part."""
+    """Report what an attempt copied. It does not count until the runner accepts the part."""
 
     part: Part
-    # The last key that was read, where the attempt stopped before the end of the range.
+    # The last key that was read, if the attempt stopped before the end of the range.
     reached: Position | None = None
-    # Rows that each step rejected, by its order index.
+    # How many rows each step rejected, by its order index.
     rejected: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """The end of one attempt: what it has brought, or why it has not."""
+    """Report the end of one attempt: what it copied, or why it failed."""
 
     task: Task
     filled: FilledRange | None = None
     error: BaseException | None = None
-    # The worker ended without an answer: the range may be tried again, under another number.
+    # The worker ended without an answer: the range may be tried again with another part number.
     is_lost: bool = False
-    # The attempt was recalled, and is to be made again.
+    # The attempt was recalled and is to be repeated.
     is_recalled: bool = False
 
 
 class Engine(Protocol):
-    """Where attempts are run: processes of this machine, or a cluster."""
+    """Run attempts in processes of this machine or on a cluster."""
 
     def submit(self, task: Task) -> None:
-        """Accept an attempt. It begins when a worker is free."""
+        """Accept an attempt. It starts when a worker is free."""
         ...
 
     def results(self, check: Callable[[], bool]) -> Iterator[Result]:
-        """Yield each attempt as it ends, in any order, until none is left; then let the workers end by themselves.
+        """Yield each attempt as it ends, in any order, until none is left; then let the workers exit by themselves.
 
-        `check` is called several times a second meanwhile; what it raises ends the iteration. When it returns True, the
-        snapshot is too old: attempts that could wait for hours are given back as recalled, those under way may end.
+        `check` is called several times a second; an exception from it ends the iteration. When it returns True, the
+        snapshot is too old: attempts that could wait for hours are returned as recalled, running ones may finish.
         """
         ...
 
     def cancel(self) -> None:
-        """End the workers and their sessions at once; from any thread, and more than once."""
+        """End the workers and their sessions at once. It may be called from any thread, and more than once."""
         ...
 
 
 class Filler(Protocol):
-    """A handle that was opened in a worker: fills ranges, one after the other."""
+    """Fill ranges, one after the other, with a handle that was opened in a worker."""
 
     def fill(self, task: Task, progressed: Callable[[int], None]) -> FilledRange:
-        """Bring the rows of one range as one part. `progressed` is told the rows of each batch: a sign of life."""
+        """Copy the rows of one range as one part. `progressed` receives the rows of each batch as a heartbeat."""
         ...
 
     def close(self) -> None: ...
 
 
 class FillHandle(Protocol):
-    """What a worker opens. It can be pickled; it names connections and holds no secret."""
+    """Describe what a worker opens. It can be pickled: it names connections and holds no secret."""
 
-    # What opening it and filling with it imports: workers may be forked from a process that has done so.
+    # Modules that opening and filling import. Workers may be forked from a process that has imported them.
     @property
     def modules(self) -> tuple[str, ...]: ...
 
@@ -120,32 +120,32 @@ class FillHandle(Protocol):
 
 @dataclass(frozen=True)
 class EngineOpening:
-    """What an engine of a connector is given."""
+    """Hold what the engine of a connector receives."""
 
     handle: FillHandle
     settings: Settings = field(repr=False)
-    # Of the connection that the pipeline names for it.
+    # The URL of the connection that the pipeline names for it.
     url: str = field(repr=False)
-    # Reserve so many part numbers in the checkpoint, and return the one before the first; for the run's own thread.
+    # Reserves so many part numbers in the checkpoint and returns the one before the first. Called by the run's thread.
     reserve: Callable[[int], int]
-    # Make what masks secrets in texts, of the settings that a worker has. A function with a name: it can be pickled.
+    # Builds the function that masks secrets in text, from a worker's settings. A named function, so it can be pickled.
     redactor_of: Callable[[Settings], Callable[[str], str]]
 
 
 class RangeSource(Protocol):
-    """A source as a worker has it: it reads windows with both bounds, in one snapshot."""
+    """Read windows with both bounds in one snapshot, in a worker."""
 
     def read(self, window: "Window", form: "Form") -> "Iterator[Any]": ...
 
     def look_up(self, query: str) -> "pa.Table":
-        """Answer a reference query of a step."""
+        """Run a reference query of a step."""
         ...
 
     def close(self) -> None: ...
 
 
 class SourceHandle(Protocol):
-    """A source for workers; see `FillHandle`."""
+    """Open a source in a worker; see `FillHandle`."""
 
     @property
     def modules(self) -> tuple[str, ...]: ...
@@ -154,34 +154,34 @@ class SourceHandle(Protocol):
 
 
 class WriterHandle(Protocol):
-    """A load for workers; see `FillHandle`."""
+    """Open a load's writer in a worker; see `FillHandle`."""
 
     def open(self, settings: Settings) -> AbstractContextManager["Writer"]: ...
 
 
 class SharedSnapshot(Protocol):
-    """A snapshot that the runner holds for its workers."""
+    """Hold a snapshot in the runner for its workers."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_old(self) -> bool:
-        """Tell whether it has been held for so long that the next range should be read in another one."""
+        """Return whether it has been held for so long that the next range should be read in another one."""
         ...
 
     def is_held(self) -> bool:
-        """Tell whether it can still be read in, on the server that the runner reaches."""
+        """Return whether it can still be read on the server that the runner reaches."""
         ...
 
     def renew(self) -> bool:
-        """Take a snapshot where there is none or it is old; True if an earlier one was given up."""
+        """Take a snapshot if there is none or it is old; return True if an earlier one was released."""
         ...
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How many ranges a load may be cut into, or why it is not."""
+    """Report how many ranges a load may be split into, or why it cannot be."""
 
     ranges: int = 0
     obstacle: str | None = None
@@ -189,18 +189,18 @@ class Cut:
 
 @runtime_checkable
 class Splits(Protocol):
-    """A source that can be read in ranges of a key, by several processes in one snapshot."""
+    """Define a source that several processes can read in ranges of a key, in one snapshot."""
 
     def plan_cut(self, order: Sequence[str], ranges: int, workers: int) -> Cut:
-        """Say into how many ranges the rows can be cut at a price that is worth it. Nothing large is read."""
+        """Return into how many ranges it pays to split the rows. Nothing large is read."""
         ...
 
     def split(self, order: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:
-        """Cut a range into about so many of about the same size; every key is in exactly one of them."""
+        """Split a range into about so many of about the same size; every key is in exactly one of them."""
         ...
 
     def share(self, window: "Window") -> AbstractContextManager[SharedSnapshot]:
-        """Hold a snapshot that other sessions can read in, for as long as the block."""
+        """Hold a snapshot that other sessions can read, until the block ends."""
         ...
 
     def handle(self, window: "Window") -> SourceHandle: ...
@@ -208,13 +208,13 @@ class Splits(Protocol):
 
 @runtime_checkable
 class TakesRanges(Protocol):
-    """A load that several processes can write to at once."""
+    """Define a load that several processes can write to at once."""
 
     def handle(self) -> WriterHandle: ...
 
 
 @runtime_checkable
 class ShortcutForRanges(Protocol):
-    """A shortcut that workers can take, each with a range."""
+    """Define a shortcut that workers can take, each for one range."""
 
     def handle(self, load: "Load", window: "Window", route: "Route") -> FillHandle: ...

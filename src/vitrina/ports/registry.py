@@ -1,4 +1,4 @@
-"""Which connectors are installed: every package with an entry point in the group `vitrina.connectors`."""
+"""Find the installed connectors: every package with an entry point in the group `vitrina.connectors`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,12 @@ POSTGRES, SEARCH, PYTHON = "postgres", "search", "python"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]{0,30}")
-# Would read as something else: a Python source, an address of the web, a file of the machine.
+# These have another meaning: a Python source, a web address, a file of the machine.
 _RESERVED = frozenset({"python", "http", "https", "file", "default"})
 
 
 class EntryPoint(Protocol):
-    """The part of `importlib.metadata.EntryPoint` that is used here."""
+    """Define the part of `importlib.metadata.EntryPoint` that is used here."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class EntryPoint(Protocol):
 
 @dataclass(frozen=True)
 class Refused:
-    """A package that offers a connector which is left out, and why."""
+    """Describe a connector that is not used, and why."""
 
     entry: str
     package: str
@@ -48,7 +48,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Installed:
-    """What was found: the connectors by name, and those that were left out."""
+    """Hold the connectors by name, and those that are not used."""
 
     connectors: dict[str, Connector]
     refused: tuple[Refused, ...] = ()
@@ -61,7 +61,7 @@ class Installed:
 
 
 def get(name: str) -> Connector:
-    """Return the installed connector of that name. Raise `ConfigError` that lists the installed ones."""
+    """Return the installed connector of that name. Raise `ConfigError` with the installed ones if there is none."""
     found = installed().connectors.get(name)
     if found is None:
         left_out = next((f"; {refused}" for refused in installed().refused if refused.entry == name), "")
@@ -71,7 +71,7 @@ def get(name: str) -> Connector:
 
 
 def feeds() -> "Feeds":
-    """Return what follows the logs of source databases here."""
+    """Return the feeds of the PostgreSQL connector, which follow the logs of source databases."""
     found = get(POSTGRES).feeds
     if found is None:
         raise ConfigError("the connector for PostgreSQL follows no log")
@@ -86,28 +86,28 @@ def of_url(url: str) -> Connector | None:
 
 
 def scheme_of(url: str) -> str:
-    """Return the text before `://`: the only part of a URL that is no secret."""
+    """Return the text before `://`, the only part of a URL that cannot hold a secret."""
     scheme, separator, _ = url.partition("://")
     return scheme.lower() if separator and _SCHEME.fullmatch(scheme.lower()) else "postgresql"
 
 
 @cache
 def installed() -> Installed:
-    """Find the connectors once for the process. One that cannot be used is left out, with the reason."""
-    from importlib import metadata  # here: most commands parse no target, and it takes a while to load
+    """Find the connectors once per process. A connector that cannot be used is left out, with the reason."""
+    from importlib import metadata  # slow to import, and most commands parse no target
 
     return collect(metadata.entry_points(group=GROUP))
 
 
 def collect(entries: Iterable[EntryPoint]) -> Installed:
-    """Load what the entry points name, Vitrina's own first, so that no package can take a name from it."""
+    """Load the entry points, Vitrina's own first, so that no other package can take its names."""
     taken: dict[str, Connector] = {}
     refused: list[Refused] = []
     for entry in sorted(entries, key=lambda each: (_package(each) != OWN_PACKAGE, each.name, _package(each))):
         try:
             found = _load(entry)
             problem = next(_problems(found, taken, own=_package(entry) == OWN_PACKAGE), None)
-        except Exception as exc:  # noqa: BLE001 - a package of somebody else must not end our process
+        except Exception as exc:  # noqa: BLE001 - a third-party package must not end this process
             refused.append(Refused(entry.name, _package(entry), f"{type(exc).__name__}: {exc}"[:500]))
             continue
         if problem:

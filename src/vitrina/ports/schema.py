@@ -1,4 +1,4 @@
-"""Columns of a result. Apart from the catalog, because workers of steps know columns and load no driver."""
+"""Define the columns of a result. Separate from the catalog, because step workers load no driver."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a query's result; `type` is as `format_type` writes it, precision included."""
+    """Describe a column of a query's result; `type` is written as by `format_type`, with its precision."""
 
     name: str
     type: str
-    # Of the source's table and its column, when the query gives a plain column of one.
+    # The source's table and column numbers, if the query returns a plain column.
     origin: tuple[int, int] | None = field(default=None, compare=False, kw_only=True)
 
 
 class Known(Protocol):
-    """What a target that exists says of its columns."""
+    """Describe the columns of an existing target."""
 
     @property
     def columns(self) -> Sequence[Column]: ...

@@ -1,4 +1,4 @@
-"""What a target is to a run: prepared once, then written through loads whose parts count when a fence says so."""
+"""Define a target: prepared once, then written through loads whose parts count when a fence accepts them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,72 +17,72 @@ if TYPE_CHECKING:
 
     from vitrina.ports.checks import Checks, Judgement
 
-# replace: what the source has takes the place of what the target shows. merge: rows are added to it, key by key.
+# replace: the rows of the source take the place of those the target shows. merge: rows are added to it by key.
 LoadKind = Literal["replace", "merge"]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run asks a target to be prepared for."""
+    """Describe what a run asks a target to be prepared for."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...] | None = None
-    # Columns that the target may lack: a cursor that is read and not kept.
+    # Columns that the target may lack, such as a cursor that is read but not kept.
     ignorable: frozenset[str] = frozenset()
-    # A row does not differ because of these.
+    # Columns whose difference alone does not make a row differ.
     stamps: frozenset[str] = frozenset()
     found: Checkpoint = field(default_factory=Checkpoint)
-    # Whether rows of these columns come: not so when a source gave none and could not tell its columns.
+    # Whether rows of these columns will arrive. False if a source had no rows and could not tell its columns.
     has_rows: bool = True
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a target found and settled."""
+    """Report what a target found and decided."""
 
     key: tuple[str, ...]
     exists: bool
     is_empty: bool
-    # The columns that are written, a part of those that were wanted.
+    # The columns that are written, a subset of those requested.
     columns: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How rows will come to a load."""
+    """Describe how rows will arrive at a load."""
 
     kind: LoadKind
-    # replace: rows that the source no longer has are deleted.
+    # replace: delete the rows that the source no longer has.
     deletes: bool = False
-    # The unfinished load to go on with.
+    # The unfinished load to resume.
     name: str | None = None
-    # The type in which the values of each column arrive, where the runner carries them. None: a shortcut brings them.
+    # The type in which the values of each column arrive if they pass through the runner. None: a shortcut copies them.
     arrives_as: Mapping[str, str] | None = None
-    # Types of the values that tell the latest of several rows with one key; they come beside the rows.
+    # Types of the version values that decide which of several rows with one key is the latest; read with the rows.
     version_types: tuple[str, ...] = ()
     shortcut: "Shortcut | None" = None
     route: str = "arrow"
-    # replace: all rows come as one part. What was filled and is not counted is filled again, never continued.
+    # replace: all rows arrive as one part. A part that was filled but not accepted is filled again, never resumed.
     in_one_statement: bool = False
-    # merge: no more rows are expected than one batch takes. More may come all the same.
+    # merge: no more rows are expected than one batch holds, but more may arrive.
     in_one_batch: bool = False
-    # Whether several rows with one key are an error, and not versions of which the latest counts.
+    # Whether several rows with one key are an error. Otherwise they are versions, of which the latest counts.
     refuses_repeats: bool = False
-    # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.
+    # Document ids of rows that were rejected before: the writer reports which of them it accepts now.
     watched: set[str] | None = None
-    # For a target that judges rows itself (`ports.checks.Judges`). None: there is nothing to judge.
+    # For a target that checks rows itself (`ports.checks.Judges`). None: there is nothing to check.
     checks: "Checks | None" = None
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a load tells its fence: what it did, and what the checkpoint shall know the target by."""
+    """Report to the fence what a load did, and the identity by which the checkpoint will know the target."""
 
     counts: Counts = field(default_factory=Counts)
     identity: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # What came of the checks, and the rows that they left out.
+    # The results of the checks, and the rows they rejected.
     judged: "Judgement | None" = None
 
 
@@ -90,13 +90,13 @@ DONE = Done()
 
 
 class Fence(Protocol):
-    """Let a change of the target count. Exactly one of `inside` and `after` is called, exactly once, and last."""
+    """Make a change of the target count. Exactly one of `inside` and `after` must be called, once, as the last step."""
 
     # The checkpoint so far.
     @property
     def found(self) -> Checkpoint: ...
 
-    # The checkpoint as it will be, for a target with a ledger of its own, such as the summary of a snapshot.
+    # The checkpoint as it will be, for a target with its own ledger, such as the summary of a snapshot.
     @property
     def record(self) -> bytes: ...
 
@@ -105,48 +105,48 @@ class Fence(Protocol):
         ...
 
     def after(self, done: Done = DONE) -> None:
-        """Move the checkpoint in the metastore: every row was acknowledged before."""
+        """Move the checkpoint in the metastore. Every row must have been acknowledged before."""
         ...
 
 
-# Returns when every row of a batch that was sent off has arrived or is rejected.
+# Returns once every row of a sent batch has arrived or is rejected.
 Receipt = Callable[[], Written]
 
 
 class Writer(Protocol):
-    """The data side of a load; used by the thread that reads, and closed from any."""
+    """Write the rows of a load. The reading thread uses it; any thread may close it."""
 
-    # What the time spent here is called in metrics and traces, such as `stage` or `index`.
+    # The name of the time spent here in metrics and traces, such as `stage` or `index`.
     timed_as: str
 
-    # How many batches may be sent off after one that has not arrived yet. Asked after each batch: it may change.
+    # How many batches may be sent after one that has not arrived yet. Read after each batch, because it may change.
     @property
     def ahead(self) -> int: ...
 
     def write(self, rows: "pa.Table", part: PartId) -> Receipt:
-        """Send a batch. Called in the order of the parts; a part may come in several pieces."""
+        """Send a batch. Parts come in order; one part may come in several pieces."""
         ...
 
     def close(self) -> None: ...
 
 
 class Load(Protocol):
-    """The control side of one load; used by the run's own thread."""
+    """Control one load. Only the run's own thread uses it."""
 
-    # What the checkpoint remembers an unfinished load by; None: there is nothing to go on with but the position.
+    # The name by which the checkpoint remembers an unfinished load; None: only the position can be resumed.
     @property
     def name(self) -> str | None: ...
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """Say why this interrupted load cannot be resumed."""
+        """Return why this interrupted load cannot be resumed, or None."""
         ...
 
     def begin(self, fence: Fence) -> None:
-        """Make room for a new load. A merge that creates nothing for it need not pass the fence."""
+        """Prepare a new load. A merge that creates nothing need not call the fence."""
         ...
 
     def resume(self, fence: Fence) -> bool:
-        """Take an interrupted load over and discard what does not count; False when it is shown already."""
+        """Take over an interrupted load and discard what does not count; return False if it is published already."""
         ...
 
     # Whether it was published before it was interrupted.
@@ -154,24 +154,24 @@ class Load(Protocol):
     def is_shown(self) -> bool: ...
 
     def writer(self) -> AbstractContextManager[Writer]:
-        """Open what takes the rows of one window."""
+        """Open the writer for the rows of one window."""
         ...
 
     def commit(self, part: Part, fence: Fence) -> None:
-        """Let a part count; in a merge it is visible from here on."""
+        """Make a part count. In a merge it becomes visible now."""
         ...
 
     def publish(self, fence: Fence) -> Counts:
-        """Show what was counted, in one step; a second call changes nothing. A merge has nothing left to show."""
+        """Show the accepted rows in one step; a second call changes nothing. A merge has nothing left to show."""
         ...
 
     def discard(self) -> None:
-        """Remove what only an unfinished load needs; called when the published one is recorded."""
+        """Remove what only an unfinished load needs. Called after the publication is recorded."""
         ...
 
 
 class BaseLoad:
-    """What most loads need not say."""
+    """Provide the defaults that suit most loads."""
 
     name: str | None = None
     is_shown = False
@@ -194,11 +194,11 @@ class BaseLoad:
         return Counts()
 
     def discard(self) -> None:
-        """Do nothing: nothing is left of it."""
+        """Do nothing, because nothing is left to remove."""
 
 
 class DirectLoad(BaseLoad):
-    """A load that takes its rows itself, with `write`: what one needs that keeps nothing open between batches."""
+    """Provide a load that is its own writer, for targets that keep nothing open between batches."""
 
     timed_as = "stage"
     ahead = 0
@@ -210,17 +210,17 @@ class DirectLoad(BaseLoad):
         return nullcontext(self)
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class Target(Protocol):
-    """Where rows go. One run opens it, for one pipeline and one epoch. `BaseTarget` has what most need not say."""
+    """Receive rows. One run opens a target, for one pipeline and one epoch. `BaseTarget` has the usual defaults."""
 
-    # part: rows are visible when their part counts. load: all of them when the load is published.
+    # part: rows become visible when their part counts. load: all rows become visible when the load is published.
     @property
     def visible(self) -> Literal["part", "load"]: ...
 
-    # How rows are to come: in their natural Arrow types, or as the exact texts and numbers that Postgres reads.
+    # How rows must arrive: in their natural Arrow types, or as the exact text and numbers that PostgreSQL reads.
     @property
     def form(self) -> Form: ...
 
@@ -228,7 +228,7 @@ class Target(Protocol):
     @property
     def loads_first_pass(self) -> bool: ...
 
-    # Whether the rows of a full load may come in any order, all as one part.
+    # Whether the rows of a full load may arrive in any order, all as one part.
     @property
     def takes_any_order(self) -> bool: ...
 
@@ -236,35 +236,35 @@ class Target(Protocol):
     @property
     def takes_ranges(self) -> bool: ...
 
-    # Whether its merges make the rows of given keys equal to the source, deleted ones too (`ports.live.Corrects`).
+    # Whether merges can make the rows of given keys equal to the source, with deletes (`ports.live.Corrects`).
     @property
     def corrects(self) -> bool: ...
 
-    # Between two corrections, so that many small ones do not burden it.
+    # The least time between two corrections, so that many small ones do not overload the target.
     @property
     def correction_seconds(self) -> float: ...
 
-    # How many rows it may reject, by mode, unless options.max_dead_letters says. None: it rejects none.
+    # How many rows it may reject, by mode, unless options.max_dead_letters is set. None: it rejects none.
     @property
     def letter_budget(self) -> Mapping[str, int] | None: ...
 
-    # The session in whose transactions the checkpoint moves. None: the metastore's own.
+    # The session whose transactions move the checkpoint. None: the metastore's session.
     @property
     def session(self) -> "psycopg.Connection[Any] | None": ...
 
     def seize(self) -> None:
-        """Make sure that nothing of an older epoch becomes visible from here on."""
+        """Ensure that nothing an older epoch writes becomes visible from now on."""
         ...
 
     def known(self) -> Known | None:
-        """Return the columns that the target has now; None if it does not exist, or has no types of its own."""
+        """Return the current columns of the target; None if it does not exist, or has no column types."""
         ...
 
     def meet(self, source: Source) -> "Shortcut | None":
-        """Refuse what cannot pass between source and target, and tell whether rows can bypass the runner."""
+        """Raise if rows cannot pass from source to target. Return a shortcut if they can bypass the runner."""
         ...
 
-    # Why there is no shortcut, for people who read a plan.
+    # Why there is no shortcut; shown in a plan.
     @property
     def no_shortcut_because(self) -> str: ...
 
@@ -273,22 +273,22 @@ class Target(Protocol):
         ...
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare for a source that gave no row, and so no columns; None when there is nothing to change."""
+        """Prepare for a source that had no rows and so no columns; return None if there is nothing to change."""
         ...
 
     def adjust(self, fence: Fence) -> Mapping[str, Any] | None:
-        """Carry out what `prepare` warned of, such as emptying a column.
+        """Carry out what `prepare` warned about, such as emptying a column.
 
-        None: nothing was done, and no fence passed.
+        Return None if nothing was done and the fence was not called.
         """
         ...
 
     def lost(self, found: Checkpoint) -> str | None:
-        """Say why the target no longer holds what the checkpoint says was delivered."""
+        """Return why the target no longer holds what the checkpoint says was delivered, or None."""
         ...
 
     def fingerprint(self) -> Sequence[object]:
-        """Return what decides how rows are written; a load that began with other values is not resumed."""
+        """Return what decides how rows are written. A load that began with other values is not resumed."""
         ...
 
     def open_load(self, loading: Loading) -> Load: ...
@@ -297,7 +297,7 @@ class Target(Protocol):
 
 
 class BaseTarget:
-    """What most targets need not say."""
+    """Provide the defaults that suit most targets."""
 
     visible: Literal["part", "load"] = "load"
     form: Form = "natural"
@@ -311,7 +311,7 @@ class BaseTarget:
     no_shortcut_because: str = say("plan.through_runner")
 
     def seize(self) -> None:
-        """Do nothing: there is nothing to take from an older epoch."""
+        """Do nothing, because an older epoch leaves nothing to take over."""
 
     def known(self) -> Known | None:
         return None
@@ -332,14 +332,14 @@ class BaseTarget:
         return ()
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
-# --- optional: what is missing is refused with a sentence ------------------------------------------------------------
+# Optional protocols. A pipeline that needs one that its target lacks is refused with a message.
 
 
 class Route(Protocol):
-    """What a plan chose for a shortcut."""
+    """Hold what a plan chose for a shortcut."""
 
     @property
     def route(self) -> str: ...
@@ -355,13 +355,13 @@ class Route(Protocol):
 
 
 class Shortcut(Protocol):
-    """A way from one source to one target on which no row passes through the runner's hands."""
+    """Copy rows from one source to one target without passing them through the runner."""
 
-    # Whether both are in one database: it moves the rows by itself.
+    # Whether source and target are in one database, which then moves the rows itself.
     @property
     def same_database(self) -> bool: ...
 
-    # Whether the source can be read in pages, and which functions of unknown effect it calls.
+    # Whether the source can be read in pages, and which functions with unknown effects it calls.
     @property
     def pageable(self) -> bool: ...
 
@@ -375,7 +375,7 @@ class Shortcut(Protocol):
 
 @runtime_checkable
 class Removes(Protocol):
-    """A load that can remove single rows: repair needs it."""
+    """Define a load that can remove single rows, which repair needs."""
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
         """Remove the rows of these keys, as part `number`."""
@@ -384,10 +384,10 @@ class Removes(Protocol):
 
 @runtime_checkable
 class Scans(Protocol):
-    """A target that can be read back: enough for reconcile."""
+    """Define a target that can be read back, which is enough for reconcile."""
 
     def scan(self, keys: Sequence[Key] | None = None) -> "Iterator[pa.Table]":
-        """Yield the rows as they are in the target, all or those of some keys."""
+        """Yield the rows as they are in the target: all of them, or those of some keys."""
         ...
 
     def as_written(self, rows: "pa.Table") -> "pa.Table":

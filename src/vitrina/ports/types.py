@@ -1,8 +1,8 @@
-"""How a column's values travel through Arrow: natively where that is exact, else as text that Postgres casts back."""
+"""Choose how a column's values pass through Arrow: natively if that is exact, else as text for PostgreSQL to cast."""
 
 import re
 
-# Types that ADBC carries exactly in both directions. Not timestamps and dates: it wraps `infinity` around.
+# Types that ADBC transfers exactly in both directions. Timestamps and dates are not: `infinity` overflows.
 _NATIVE = {
     "smallint": "smallint",
     "integer": "integer",
@@ -29,18 +29,18 @@ def staged_type(kind: str) -> str:
 def merge_type(kind: str) -> str:
     """Return the type that a staged value is cast to before it is compared and written.
 
-    An explicit cast to varchar(5) would cut silently; without the length, the write itself refuses what is too long.
+    An explicit cast to varchar(5) would truncate silently. Without the length, the write refuses longer values.
     """
     element, brackets = kind.removesuffix("[]"), "[]" if kind.endswith("[]") else ""
     return f"character varying{brackets}" if base_type(element) == "character varying" else kind
 
 
 def base_type(kind: str) -> str:
-    """Strip the length: `character varying(5)` is `character varying`; arrays stay what they are."""
+    """Return the type without its length: `character varying(5)` becomes `character varying`. Arrays are unchanged."""
     return kind if kind.endswith("]") else kind.partition("(")[0].strip()
 
 
-# Assignments that lose nothing, or fail loudly when a value does not fit.
+# Assignments that lose nothing, or raise an error if a value does not fit.
 _WIDER = {
     "smallint": {"integer", "bigint", "numeric"},
     "integer": {"bigint", "numeric"},
@@ -53,10 +53,10 @@ _CONSTRAINT = re.compile(r"\([\d,]+\)")
 
 
 def fits(source: str, target: str) -> bool:
-    """Tell whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
+    """Return whether each value of the source type arrives unchanged in the target type or is refused by PostgreSQL."""
     if source == target or target in _WIDER.get(source, ()):
         return True
     if source.startswith(_TEXTS) and target.startswith(_TEXTS):
         return source.endswith("[]") == target.endswith("[]")
-    # The same type with the target unconstrained: numeric(3,1) into numeric.
+    # The same type without a constraint in the target: numeric(3,1) into numeric.
     return _CONSTRAINT.sub("", source) == target

@@ -1,4 +1,4 @@
-"""Values on their way through a runner: how large one may be."""
+"""Refuse values that are too large for a runner to carry."""
 
 from collections.abc import Mapping
 

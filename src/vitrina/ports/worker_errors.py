@@ -1,11 +1,11 @@
-"""Errors on their way from a worker to the runner: the kind by its name, and what it says."""
+"""Pass errors from a worker to the runner, as the name of the class and the message."""
 
 from vitrina import errors
 from vitrina.errors import VitrinaError
 
 
 def packed(exc: BaseException) -> tuple[str, str]:
-    """Name the nearest error of ours, and what it says."""
+    """Return the name of the nearest Vitrina error class, and the message."""
     if isinstance(exc, VitrinaError):
         kind = next(each.__name__ for each in type(exc).__mro__ if each.__module__ == errors.__name__)
         return kind, exc.message
@@ -13,7 +13,7 @@ def packed(exc: BaseException) -> tuple[str, str]:
 
 
 def unpacked(found: tuple[str, str]) -> VitrinaError:
-    """Make the error again, as far as its kind takes a message alone."""
+    """Build the error again, if its class takes a message alone; else a `FatalError`."""
     kind, message = found
     try:
         made = getattr(errors, kind)(message)

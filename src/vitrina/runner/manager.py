@@ -140,7 +140,7 @@ class PipelineManager:
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set():
-            self._telemetry.looked_around()
+            self._telemetry.mark_alive()
             try:
                 with self._metastore("manager", settings=self._limits) as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -153,7 +153,7 @@ class PipelineManager:
 
     def _tick(self, connection: Connection) -> None:
         """Handle requests immediately, and everything else once per poll interval however often the runner is woken."""
-        self._telemetry.looked_around()
+        self._telemetry.mark_alive()
         # The metastore may have been migrated since; then the work belongs to a runner of the new version.
         migrate.require_current(connection)
         self._telemetry.instruments.running.set(self._runs_held)

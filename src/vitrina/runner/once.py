@@ -59,7 +59,7 @@ class OnceRunner(PipelineManager):
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set() and self._ending is None:
-            self._telemetry.looked_around()
+            self._telemetry.mark_alive()
             try:
                 with self._metastore("manager") as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -149,7 +149,7 @@ class OnceRunner(PipelineManager):
         requested one. If another runner claims the pipeline, report the outcome of its run.
         """
         while not self._shutdown.is_set():
-            self._telemetry.looked_around()
+            self._telemetry.mark_alive()
             migrate.require_current(connection)
             self._leave_cancelled(connection)
             self._recover(connection)

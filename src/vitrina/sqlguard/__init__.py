@@ -1,7 +1,7 @@
-"""Judges a user's SQL before anything runs it: one SELECT over allowed tables, functions and types, or a clear refusal.
+"""Check a user's SQL before it runs: one SELECT over allowed tables, functions and types, or a clear refusal.
 
-The reader follows PostgreSQL's own lexical rules and grammar and accepts a part of them, so it never sees another query
-in a text than the server does. `search_path` must be empty where the query runs: names without a schema then mean
+The parser follows PostgreSQL's lexical rules and accepts a part of its grammar, so it never reads a text as another
+query than the server does. `search_path` must be empty where the query runs: names without a schema then mean
 pg_catalog only.
 """
 
@@ -20,9 +20,9 @@ __all__ = ["CheckedQuery", "SqlPolicy", "check", "place", "render", "render_part
 
 @dataclass(frozen=True)
 class SqlPolicy:
-    """What the operator allows. `extra_functions` are written as queries call them: `similarity`, `public.st_*`.
+    """Hold what the operator allows. `extra_functions` are written as queries call them: `similarity`, `public.st_*`.
 
-    What extensions have is named without a schema: the reader finds it (`connectors.postgres.sessions`).
+    Objects of extensions are named without a schema, which the reader finds (`connectors.postgres.sessions`).
     """
 
     allowed_schemas: frozenset[str]
@@ -38,13 +38,13 @@ class SqlPolicy:
 
 @dataclass(frozen=True)
 class CheckedQuery:
-    """A query that may run, and what it uses."""
+    """Hold a query that may run, and what it uses."""
 
     text: str  # the author's text without comments at its ends and without the closing semicolon
     tables: tuple[tuple[str, str], ...]  # (schema, table) in order of appearance
     functions: frozenset[str]
     parameters: frozenset[str]  # of {"since", "until"}
-    volatile_columns: frozenset[str]  # output columns made only of now(), random() and the like
+    volatile_columns: frozenset[str]  # output columns computed only from now(), random() and similar functions
     has_with: bool
     body_start: int  # text[:body_start] is the WITH clause, text[body_start:] what follows it
     parameter_spans: tuple[tuple[int, int, str], ...]  # start, end and name of each parameter in `text`
@@ -54,7 +54,7 @@ class CheckedQuery:
 def check(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> CheckedQuery:
     """Raise InvalidQuery unless the query only reads what the policy allows.
 
-    `given`: names without a schema that stand for rows, because the query will be run under a WITH that names them.
+    `given`: names without a schema that stand for rows, because the query will run under a WITH that defines them.
     """
     if len(sql) > policy.max_length:
         what = say("query.too_long", most=policy.max_length)
@@ -91,31 +91,31 @@ def check(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> CheckedQ
     )
 
 
-def render(judged: CheckedQuery, placeholders: Mapping[str, str]) -> str:
-    """Write the author's text unchanged, except for SQL such as `$1::timestamptz` in place of :since and :until."""
-    return _replaced(judged, 0, len(judged.text), placeholders)
+def render(query: CheckedQuery, placeholders: Mapping[str, str]) -> str:
+    """Return the author's text, with :since and :until replaced by SQL such as `$1::timestamptz`."""
+    return _replaced(query, 0, len(query.text), placeholders)
 
 
-def render_parts(judged: CheckedQuery, placeholders: Mapping[str, str]) -> tuple[str, str]:
-    """Write the WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
-    with_clause = _replaced(judged, 0, judged.body_start, placeholders)
-    return with_clause, _replaced(judged, judged.body_start, len(judged.text), placeholders)
+def render_parts(query: CheckedQuery, placeholders: Mapping[str, str]) -> tuple[str, str]:
+    """Return the WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
+    with_clause = _replaced(query, 0, query.body_start, placeholders)
+    return with_clause, _replaced(query, query.body_start, len(query.text), placeholders)
 
 
-def place(judged: CheckedQuery, placeholders: Mapping[str, str], offset: int) -> tuple[int, int]:
-    """Find line and column, in what the author wrote, of a character of `render(judged, placeholders)`."""
+def place(query: CheckedQuery, placeholders: Mapping[str, str], offset: int) -> tuple[int, int]:
+    """Return line and column, in the author's text, of a character of `render(query, placeholders)`."""
     grown = 0
-    for start, end, name in judged.parameter_spans:
+    for start, end, name in query.parameter_spans:
         if start + grown >= offset:
             break
-        # Anywhere inside of a placeholder is the parameter's own beginning.
+        # Any position inside a placeholder maps to the beginning of the parameter.
         inside = min(offset - start - grown, len(placeholders[name]))
         if inside < len(placeholders[name]):
             offset -= inside
             break
         grown += len(placeholders[name]) - (end - start)
-    line, column = position(judged.text, offset - grown)
-    first_line, first_column = judged.begins_at
+    line, column = position(query.text, offset - grown)
+    first_line, first_column = query.begins_at
     return line + first_line - 1, column + (first_column - 1 if line == 1 else 0)
 
 
@@ -139,18 +139,18 @@ def _refuse_second_statement(parser: Parser) -> None:
 
 
 def _ends(tokens: list[Token]) -> tuple[int, int]:
-    """Find where the query begins and ends without comments and semicolons around it."""
+    """Return where the query begins and ends without comments and semicolons around it."""
     last = len(tokens) - 1
     while tokens[last].kind is Kind.END or (tokens[last].kind is Kind.PUNCTUATION and tokens[last].value == ";"):
         last -= 1
     return tokens[0].start, tokens[last].end
 
 
-def _replaced(judged: CheckedQuery, start: int, end: int, placeholders: Mapping[str, str]) -> str:
+def _replaced(query: CheckedQuery, start: int, end: int, placeholders: Mapping[str, str]) -> str:
     pieces: list[str] = []
-    for span_start, span_end, name in judged.parameter_spans:
+    for span_start, span_end, name in query.parameter_spans:
         if start <= span_start < end:
-            pieces += [judged.text[start:span_start], placeholders[name]]
+            pieces += [query.text[start:span_start], placeholders[name]]
             start = span_end
-    pieces.append(judged.text[start:end])
+    pieces.append(query.text[start:end])
     return "".join(pieces)

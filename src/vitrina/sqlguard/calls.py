@@ -1,4 +1,4 @@
-"""Reads function calls: ordinary ones against the allow-list, and those to which SQL gives a syntax of their own."""
+"""Parse function calls: ordinary ones against the allow-list, and those with special syntax in SQL."""
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -10,7 +10,7 @@ from vitrina.sqlguard.tokens import Kind, Token
 
 
 def read_call(parser: Parser, parts: list[Token]) -> str:
-    """Read arguments and what may follow them; `parts` is the function's name, already read."""
+    """Read the arguments and what may follow them; `parts` is the function's name, already read."""
     _check_function(parser, parts)
     is_type_of = [part.value for part in parts][-1] == "pg_typeof"
     parser.note_function(".".join(part.value for part in parts))
@@ -22,7 +22,7 @@ def read_call(parser: Parser, parts: list[Token]) -> str:
 
 
 def _expect_as_text(parser: Parser, start: Token) -> None:
-    """Require a cast to text. Beside a string, a regtype would make the server look that string up among all types."""
+    """Require a cast to text. Next to a string, the server would look that string up among all types as a regtype."""
     is_cast = parser.at("::") or (parser.at_word("as") and parser.peek(2).value == ")")
     if not (is_cast and parser.peek().value in ("text", "varchar")):
         what = say("query.pg_typeof")
@@ -30,7 +30,7 @@ def _expect_as_text(parser: Parser, start: Token) -> None:
 
 
 def read_argument(parser: Parser) -> None:
-    """Read a value, or a named one: `days => 3`."""
+    """Read a value, or a named argument: `days => 3`."""
     parser.take_word("variadic")
     if parser.at_identifier() and parser.next_at(":=", "=>"):
         parser.advance()
@@ -58,7 +58,7 @@ def read_window(parser: Parser) -> None:
 
 
 def at_own_syntax(parser: Parser) -> bool:
-    """Recognise reserved words always, the others only before a parenthesis: `position` may be a column too."""
+    """Recognise reserved words always, others only before a parenthesis: `position` may also be a column."""
     word = parser.token.value
     return word in _OWN_SYNTAX and (word in vocabulary.RESERVED or parser.next_at("("))
 
@@ -82,10 +82,10 @@ def _check_function(parser: Parser, parts: list[Token]) -> None:
 
 
 def _is_added(parser: Parser, full_name: str, *, is_plain: bool) -> bool:
-    """Tell whether the operator added the function: by its name, by a pattern, or with the extension it belongs to."""
+    """Return whether the operator added the function: by its name, by a pattern, or with its extension."""
     if full_name in parser.extra_functions:
         return True
-    # A pattern is for functions of schemas: none opens those of the server.
+    # Patterns apply to functions of schemas; none matches those of the server.
     if not is_plain and not full_name.startswith("pg_catalog."):
         return any(fnmatchcase(full_name, pattern) for pattern in parser.function_patterns)
     return is_plain and any(extension.has_function(full_name) for extension in parser.trusted)
@@ -113,9 +113,6 @@ def _arguments(parser: Parser) -> None:
 def _filter(parser: Parser) -> None:
     parser.expect_word("where")
     expressions.read_expression(parser)
-
-
-# --- windows -----------------------------------------------------------------------------------------------------
 
 
 def _window(parser: Parser) -> None:
@@ -148,14 +145,11 @@ def _frame_bound(parser: Parser) -> None:
     if parser.take_words("current", "row"):
         return
     if not parser.take_word("unbounded"):
-        # Not a whole expression: that would swallow the AND of BETWEEN.
+        # Not a whole expression, which would consume the AND of BETWEEN.
         expressions.read_prefixed_operand(parser)
         while parser.token.kind is Kind.OPERATOR:
             expressions.read_operator(parser)
     parser.expect_word("preceding", "following")
-
-
-# --- functions with a syntax of their own ------------------------------------------------------------------------
 
 
 def _case(parser: Parser) -> str:
@@ -251,7 +245,7 @@ def _word_separated(parser: Parser) -> str:
 def _word_separated_arguments(parser: Parser) -> None:
     parser.take_word("both", "leading", "trailing")
     parser.take_word("from")
-    # `position(a IN b)` too: the reader of expressions takes IN only before a parenthesis.
+    # `position(a IN b)` too: the expression parser accepts IN only before a parenthesis.
     expressions.read_prefixed_operand(parser)
     while parser.token.kind is Kind.OPERATOR or parser.at_word("from", "for", "placing", "in", "similar", "escape"):
         if parser.token.kind is Kind.OPERATOR:
@@ -286,7 +280,7 @@ def _xml(parser: Parser) -> str:
 
 
 def _xml_arguments(parser: Parser) -> None:
-    """Read the arguments of XML functions: xmlelement(name a, xmlattributes(x AS b), ...), xmlforest(x AS a) etc."""
+    """Read the arguments of XML functions, as in xmlelement(name a, xmlattributes(x AS b)) or xmlforest(x AS a)."""
     if parser.at_word("name") and parser.peek().kind in (Kind.WORD, Kind.NAME):
         parser.advance()
         parser.label()
@@ -311,7 +305,7 @@ def _xml_argument(parser: Parser) -> None:
         expressions.read_expression(parser)
     elif parser.take_word("as"):
         label = parser.label()
-        # The type of xmlserialize; everywhere else it is a name.
+        # The type of xmlserialize; in the other functions it is a name.
         if label.value in ("character", "varchar", "char") and parser.at("("):
             types.read_precision(parser)
 

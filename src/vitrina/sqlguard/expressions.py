@@ -1,4 +1,4 @@
-"""Reads expressions. Precedence is not tracked: it decides how a value is computed, never which tables or functions."""
+"""Parse expressions. Precedence is ignored, because it does not change which tables or functions are used."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _NORMAL_FORMS = ("nfc", "nfd", "nfkc", "nfkd")
 
 
 def read_expression(parser: Parser) -> str | None:
-    """Read one expression. Return PostgreSQL's name for such an output column, where that is plain."""
+    """Read one expression. Return PostgreSQL's name for such an output column, if it is a simple one."""
     with parser.nested():
         name = read_prefixed_operand(parser)
         while _infix(parser):
@@ -27,7 +27,7 @@ def read_expressions(parser: Parser) -> None:
 
 
 def read_prefixed_operand(parser: Parser) -> str | None:
-    """Read an operand with NOT and signs before it."""
+    """Read an operand with preceding NOT and signs."""
     is_prefixed = False
     while parser.at_word("not") or parser.token.kind is Kind.OPERATOR:
         if parser.token.kind is Kind.OPERATOR and parser.token.value not in vocabulary.PREFIX_OPERATORS:
@@ -62,7 +62,7 @@ def read_operand(parser: Parser) -> str | None:
 
 
 def read_parenthesised(parser: Parser) -> bool:
-    """Read `( query )`, `( value )` or the row `( a, b )`; True for a query. Decide without reading anything twice."""
+    """Read `( query )`, `( value )` or the row `( a, b )`; return True for a query. Nothing is read twice."""
     with parser.nested():
         parser.expect("(")
         is_query = False
@@ -78,7 +78,7 @@ def read_parenthesised(parser: Parser) -> bool:
 
 
 def check_field(parser: Parser, label: Token) -> None:
-    """Refuse a field name that is a refused function; PostgreSQL calls f(x) for `x.f` when x has no field f."""
+    """Refuse a field name that is a refused function: PostgreSQL calls f(x) for `x.f` if x has no field f."""
     name = label.value
     if name in vocabulary.FIELD_NAMES_REFUSED or name.startswith(vocabulary.FIELD_BEGINNINGS_REFUSED):
         what = say("query.would_call", name=name)
@@ -141,11 +141,8 @@ def _subscript(parser: Parser) -> None:
         parser.expect("]")
 
 
-# --- operators ---------------------------------------------------------------------------------------------------
-
-
 def _infix(parser: Parser) -> bool:
-    """Read an operator with what it takes on its right; False where the expression ends."""
+    """Read an operator and its right side; return False where the expression ends."""
     if parser.token.kind is Kind.OPERATOR:
         read_operator(parser)
         return True
@@ -252,9 +249,6 @@ _INFIX_WORDS: dict[str, Callable[[Parser], bool]] = {
     "at": _at_time_zone,
     "operator": _operator_call,
 }
-
-
-# --- operands ----------------------------------------------------------------------------------------------------
 
 
 def _primary(parser: Parser) -> str | None:

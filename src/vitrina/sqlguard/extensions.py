@@ -1,6 +1,6 @@
-"""What queries may use of well-known extensions, once the operator trusts them: VITRINA_TRUSTED_EXTENSIONS.
+"""List what queries may use of well-known extensions that the operator trusts (VITRINA_TRUSTED_EXTENSIONS).
 
-Only what computes: nothing that reads tables by name (tablefunc, dblink), changes the session (set_limit) or decrypts.
+Only pure computation: nothing that reads tables by name (tablefunc, dblink), changes the session, or decrypts.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True)
 class Extension:
-    """Names as a query writes them, without a schema; `st_*` stands for many."""
+    """Hold names as a query writes them, without a schema; `st_*` is a pattern."""
 
     functions: frozenset[str] = frozenset()
     types: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ KNOWN = {
 
 
 def owner_of(kind: str, name: str) -> str | None:
-    """Find the known extension that has such a function, type or operator, for the message of a refusal."""
+    """Return the known extension that has such a function, type or operator, for the message of a refusal."""
     for extension, has in KNOWN.items():
         if has.has_function(name) if kind == "functions" else name in getattr(has, kind):
             return extension

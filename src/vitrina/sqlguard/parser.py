@@ -1,4 +1,4 @@
-"""Where the reader of a query stands: the next token, how to move on, how to refuse, and what was found so far."""
+"""Hold the state of the parser: the next token, how to advance, how to refuse, and what was found so far."""
 
 import math
 import sys
@@ -13,8 +13,8 @@ from vitrina.sqlguard.extensions import Extension
 from vitrina.sqlguard.tokens import Kind, Token, refuse
 from vitrina.sqlguard.volatile import UNKNOWN, Columns, Reference
 
-# 250 calls in each other, each two levels deep, take 3,300 frames of Python's stack: more than it has by default. They
-# are calls of Python functions by Python functions, which take nothing of the thread's own.
+# 250 nested calls, each two levels deep, need 3,300 frames of Python's stack, more than the default limit. They are
+# Python functions that call Python functions, which use none of the thread's C stack.
 DEEPEST_NESTING = 500
 _FRAMES = 6_000
 sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES))
@@ -24,9 +24,9 @@ WRITES = ("insert", "update", "delete", "merge")
 
 @dataclass
 class Scope:
-    """The names that WITH gave to queries, as far as one place in the text sees them.
+    """Hold the names that WITH defines, as far as they are visible at one place in the text.
 
-    All places of one WITH share its names, with their numbers: a query sees those with a lower number than `before`.
+    All places of one WITH share its numbered names: a query sees those with a lower number than `before`.
     """
 
     parent: "Scope | None"
@@ -53,7 +53,7 @@ class Scope:
 
 
 class UnresolvedTable(NamedTuple):
-    """A table without a schema: a later query of WITH RECURSIVE may still give it its name."""
+    """Remember a table without a schema, because a later query of WITH RECURSIVE may still define its name."""
 
     token: Token
     scope: Scope
@@ -61,7 +61,7 @@ class UnresolvedTable(NamedTuple):
 
 @dataclass
 class Findings:
-    """What the query uses."""
+    """Collect what the query uses."""
 
     tables: dict[tuple[str, str], None] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
@@ -95,8 +95,6 @@ class Parser:
         self._index = 0
         self._depth = 0
 
-    # --- looking -------------------------------------------------------------------------------------------------
-
     def peek(self, distance: int = 1) -> Token:
         return self.tokens[min(self._index + distance, len(self.tokens) - 1)]
 
@@ -117,13 +115,11 @@ class Parser:
         return self.token.kind is Kind.WORD or self.token.kind is Kind.NAME
 
     def at_column_name(self) -> bool:
-        """Recognise a name that may stand for a column or a table (PostgreSQL's ColId)."""
+        """Return whether the token may name a column or a table (PostgreSQL's ColId)."""
         if self.token.kind is Kind.WORD:
             word = self.token.value
             return word not in vocabulary.RESERVED and word not in vocabulary.FUNCTION_OR_TYPE_KEYWORDS
         return self.token.kind is Kind.NAME
-
-    # --- moving on -----------------------------------------------------------------------------------------------
 
     def advance(self) -> Token:
         token = self.token
@@ -172,7 +168,7 @@ class Parser:
         return self.advance().value
 
     def label(self) -> Token:
-        """Read a name after AS or a dot, where any word is one (PostgreSQL's ColLabel)."""
+        """Read a name after AS or a dot, where any word is allowed (PostgreSQL's ColLabel)."""
         if not self.at_identifier():
             self.refuse_unexpected("a name")
         return self.advance()
@@ -200,7 +196,7 @@ class Parser:
             self.expect(")")
 
     def nested(self) -> "_Nesting":
-        """Count the depth, so that no query can exhaust the stack of the reader."""
+        """Count the nesting depth, so that no query can exhaust the stack of the parser."""
         return _Nesting(self)
 
     def deeper(self) -> None:
@@ -211,8 +207,6 @@ class Parser:
     def shallower(self) -> None:
         self._depth -= 1
 
-    # --- noting --------------------------------------------------------------------------------------------------
-
     def note_function(self, full_name: str) -> None:
         self.found.functions.add(full_name)
         if full_name.removeprefix("pg_catalog.") in vocabulary.STAMPS:
@@ -221,8 +215,6 @@ class Parser:
     def note_rows(self) -> None:
         """Note that the value being read depends on rows, so it is not a stamp."""
         self.found.references.append(Reference(None, ""))
-
-    # --- refusing ------------------------------------------------------------------------------------------------
 
     def refuse(self, construct: str, what: str, instead: str, token: Token | None = None) -> NoReturn:
         refuse(self.sql, (token or self.token).start, construct, what, instead)

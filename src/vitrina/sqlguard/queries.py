@@ -1,4 +1,4 @@
-"""Reads a SELECT with all its clauses: WITH, set operations, grouping, windows, order, limit."""
+"""Parse a SELECT with all its clauses: WITH, set operations, grouping, windows, order, limit."""
 
 import math
 from dataclasses import replace
@@ -30,11 +30,11 @@ def read_query(parser: Parser) -> Columns:
 
 
 def read_with(parser: Parser) -> bool:
-    """Read the WITH clause, if there is one; its names stay in the scope until the caller restores it."""
+    """Read the WITH clause, if any; its names stay in the scope until the caller restores it."""
     if not parser.take_word("with"):
         return False
     is_recursive = parser.take_word("recursive")
-    # Without RECURSIVE a name is seen behind its own query only.
+    # Without RECURSIVE a name is visible only after its own query.
     parser.scope = Scope(parser.scope, {}, math.inf if is_recursive else 0)
     parser.comma_separated(lambda: _common_table(parser, is_recursive=is_recursive))
     return True
@@ -124,9 +124,6 @@ def _search_and_cycle(parser: Parser) -> None:
         parser.column_name()
 
 
-# --- SELECT ------------------------------------------------------------------------------------------------------
-
-
 def _select(parser: Parser) -> Columns:
     if not parser.take_word("all") and parser.take_word("distinct") and parser.take_word("on"):
         parser.in_parentheses(lambda: expressions.read_expressions(parser))
@@ -150,7 +147,7 @@ def _targets(parser: Parser) -> list[Target]:
     _refuse_into(parser)
     has_none = parser.at(")", ";") or parser.at_word("from", "where", "group", "having", *_REST_OF_QUERY)
     if has_none or parser.token.kind is Kind.END:
-        return []  # SELECT FROM t gives rows without columns, as EXISTS may want them
+        return []  # SELECT FROM t returns rows without columns, as in EXISTS
     targets: list[Target] = []
     parser.comma_separated(lambda: targets.append(_target(parser)))
     return targets

@@ -1,4 +1,4 @@
-"""Reads the SQL/JSON functions and JSON_TABLE: values and types with a fixed set of words between them."""
+"""Parse the SQL/JSON functions and JSON_TABLE: values and types with a fixed set of words between them."""
 
 from vitrina.sqlguard import calls, expressions, queries, types
 from vitrina.sqlguard.parser import Parser
@@ -60,7 +60,7 @@ def _piece(parser: Parser) -> None:
 
 
 def _clause(parser: Parser) -> bool:
-    """Read one of the clauses between the values; False when a value begins here."""
+    """Read one of the clauses between the values; return False if a value begins here."""
     if parser.take_word("returning"):
         types.read_type(parser)
     elif parser.take_word("passing"):

@@ -1,4 +1,4 @@
-"""Reads what follows FROM: tables of the allowed schemas, names of WITH, subqueries, functions, joins."""
+"""Parse the FROM clause: tables of the allowed schemas, names of WITH, subqueries, functions, joins."""
 
 from typing import NoReturn
 
@@ -26,7 +26,7 @@ def read_table_name(parser: Parser) -> tuple[str, Columns]:
 
 
 def refuse_unresolved(parser: Parser) -> None:
-    """Refuse, at the end of the query, a table without a schema that WITH has not named."""
+    """Refuse, at the end of the query, a table without a schema that no WITH defines."""
     for table in parser.found.unresolved_tables:
         if not table.scope.sees(table.token.value):
             _refuse_without_schema(parser, table.token)
@@ -65,16 +65,13 @@ def _or(names: frozenset[str]) -> str:
     return " or ".join(sorted(names)) or "that the operator allows (none yet)"
 
 
-# --- joins -------------------------------------------------------------------------------------------------------
-
-
 def _joined(parser: Parser, sources: Sources) -> None:
     _reference(parser, sources)
     _joins(parser, sources)
 
 
 def _joins(parser: Parser, sources: Sources) -> None:
-    """Read any number of joins; conditions may come late, as in `a JOIN b JOIN c ON .. ON ..`."""
+    """Read any number of joins; conditions may follow later, as in `a JOIN b JOIN c ON .. ON ..`."""
     conditions_owed = 0
     while True:
         if parser.take_word("cross"):
@@ -111,9 +108,6 @@ def _join_condition(parser: Parser) -> None:
         parser.column_name()
 
 
-# --- one item of FROM --------------------------------------------------------------------------------------------
-
-
 def _reference(parser: Parser, sources: Sources) -> None:
     is_lateral = parser.take_word("lateral")
     if parser.at("("):
@@ -138,7 +132,7 @@ def _reference(parser: Parser, sources: Sources) -> None:
 
 
 def _parenthesised(parser: Parser, sources: Sources) -> Columns | None:
-    """Read `( query )`, or `( a JOIN b )` and return None for it. Decide without reading anything twice."""
+    """Read `( query )`, or `( a JOIN b )`, for which None is returned. Nothing is read twice."""
     with parser.nested():
         parser.expect("(")
         columns: Columns | None = None
@@ -185,11 +179,8 @@ def _sample(parser: Parser) -> None:
         parser.in_parentheses(lambda: expressions.read_expression(parser))
 
 
-# --- functions in FROM -------------------------------------------------------------------------------------------
-
-
 def _at_call(parser: Parser) -> bool:
-    """Recognise a name, with or without a schema, before a parenthesis."""
+    """Return whether a name, with or without a schema, precedes a parenthesis."""
     distance = 1
     while parser.peek(distance).kind is Kind.PUNCTUATION and parser.peek(distance).value == ".":
         distance += 2

@@ -1,4 +1,4 @@
-"""Cuts a query into tokens where PostgreSQL cuts it; what servers could read differently is refused."""
+"""Split a query into tokens as PostgreSQL does; refuse what servers could read differently."""
 
 import re
 import string
@@ -30,7 +30,7 @@ class Token(NamedTuple):
 
 
 PARAMETERS = frozenset({"since", "until"})
-LONGEST_IDENTIFIER_BYTES = 63  # PostgreSQL cuts longer names silently, which makes two names of one
+LONGEST_IDENTIFIER_BYTES = 63  # PostgreSQL truncates longer names silently, so two names may become one
 
 # \v is white space since PostgreSQL 16 only, so it is left out.
 _WHITE = re.compile(r"(?:[ \t\n\r\f]+|--[^\n\r]*)+")
@@ -49,7 +49,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 _ESCAPED_PART = re.compile(r"'(?:[^'\\]|''|\\.)*+'", re.DOTALL)
 _BIT_PART = re.compile(r"'[0-9a-fA-F]*'")
-# PostgreSQL's quotecontinue: white space with a line's end in it, comments of -- included.
+# PostgreSQL's quotecontinue: white space that contains a line break, including -- comments.
 _CONTINUES = re.compile(r"(?:[ \t\f]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f]+|--[^\n\r]*[\n\r])*'")
 _UESCAPE = re.compile(r"(?:[ \t\n\r\f]+|--[^\n\r]*[\n\r])*uescape(?:[ \t\n\r\f]+)?'[^0-9a-fA-F+'\"\s]'", re.IGNORECASE)
 
@@ -62,18 +62,18 @@ _MAY_TOUCH_PARAMETER = (Kind.OPERATOR, Kind.PUNCTUATION)
 
 
 def tokenize(sql: str) -> list[Token]:
-    """List all tokens, closed by one END token."""
+    """Return all tokens, followed by one END token."""
     return _Scanner(sql).run()
 
 
 def position(sql: str, offset: int) -> tuple[int, int]:
-    """Find line and column of a character, both counted from 1."""
+    """Return line and column of a character, both counted from 1."""
     line_start = sql.rfind("\n", 0, offset) + 1
     return sql.count("\n", 0, offset) + 1, offset - line_start + 1
 
 
 def refuse(sql: str, offset: int, construct: str, what: str, instead: str) -> NoReturn:
-    """Raise the error for what stands at `offset`: what it is, where, what to do, and which setting allows it."""
+    """Raise the error for what is at `offset`: what it is, where, what to do, and which setting allows it."""
     line, column = position(sql, offset)
     names_setting = "VITRINA_" in instead or "no setting" in instead
     said = say(
@@ -111,7 +111,7 @@ class _Scanner:
             )
 
     def _skip_blank(self) -> bool:
-        """Move past white space and comments; False at the end of the text."""
+        """Skip white space and comments; return False at the end of the text."""
         while self.at < len(self.sql):
             white = _WHITE.match(self.sql, self.at)
             if white:
@@ -167,7 +167,7 @@ class _Scanner:
         self._string(self._continued(found.end(), _ESCAPED_PART if letter == "e" else _BIT_PART))
 
     def _plain_string(self, prefix: int = 0) -> None:
-        """Read a string in which a backslash is a plain character: sessions have standard_conforming_strings on."""
+        """Read a string in which a backslash is an ordinary character: sessions set standard_conforming_strings on."""
         found = _PLAIN_STRING.match(self.sql, self.at + prefix)
         if not found:
             self._refuse(self.at, "string", say("query.open_string"), say("query.close_quote"))
@@ -182,7 +182,7 @@ class _Scanner:
         self._string(escape.end() if escape else end)
 
     def _continued(self, end: int, part: re.Pattern[str]) -> int:
-        """Read strings on later lines that continue this one, with its escapes; only blanks may be between them."""
+        """Read strings on later lines that continue this one, with its escapes; only blanks may separate them."""
         while gap := _CONTINUES.match(self.sql, end):
             more = part.match(self.sql, gap.end() - 1)
             if not more:
@@ -210,7 +210,7 @@ class _Scanner:
         self._string(closing + len(opening.group()))
 
     def _string(self, end: int) -> None:
-        # On one line, or of different kinds: two strings without an operator.
+        # On one line, or of different kinds, they are two strings without an operator.
         if self.tokens and self.tokens[-1].kind is Kind.STRING:
             self._refuse(self.at, "adjoining strings", say("query.two_strings"), say("query.join_strings"))
         self._add(Kind.STRING, self.sql[self.at : end], end)
@@ -231,11 +231,11 @@ class _Scanner:
             word = word.lower()
         else:
             self._refuse_invisible_letters(word)
-            word = word.translate(_UPPER_TO_LOWER)  # as PostgreSQL does with UTF-8: only A to Z
+            word = word.translate(_UPPER_TO_LOWER)  # like PostgreSQL with UTF-8: only A to Z
         self._add_identifier(Kind.WORD, word, found.end())
 
     def _refuse_invisible_letters(self, word: str) -> None:
-        # To PostgreSQL a no-break space or a typographic quote is just one more letter of a name.
+        # PostgreSQL treats a no-break space or a typographic quote as part of a name.
         for offset, character in enumerate(word, self.at):
             if not character.isascii() and unicodedata.category(character) not in _IDENTIFIER_CATEGORIES:
                 self._refuse(
@@ -264,7 +264,7 @@ class _Scanner:
         if two in ("::", ":="):
             self._punctuation(two)
         elif not name or (self.open_brackets and name.group() not in PARAMETERS):
-            self._punctuation(":")  # of a slice such as [1:n]
+            self._punctuation(":")  # in a slice such as [1:n]
         else:
             self._parameter(name)
 
@@ -272,7 +272,7 @@ class _Scanner:
         if name.group() not in PARAMETERS:
             instead = say("query.use_since_or_space")
             self._refuse(self.at, "placeholder", say("query.parameter", name=name.group()), instead)
-        # What is put in its place must not grow together with the word before it.
+        # Its replacement must not join the word before it.
         if self.tokens and self.tokens[-1].end == self.at and self.tokens[-1].kind not in _MAY_TOUCH_PARAMETER:
             self._refuse(self.at, "placeholder", say("query.touches", name=name.group()), say("query.space_between"))
         self._add(Kind.PARAMETER, name.group(), name.end())
@@ -302,7 +302,7 @@ class _Scanner:
 
 
 def _matched(pattern: re.Pattern[str], sql: str, at: int) -> re.Match[str]:
-    """Match a pattern of which the caller made sure by looking at the first character."""
+    """Match a pattern that is known to match from the first character."""
     found = pattern.match(sql, at)
     if found is None:
         raise AssertionError(f"{pattern.pattern} does not match at {at}")

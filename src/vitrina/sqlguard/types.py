@@ -1,4 +1,4 @@
-"""Types and collations in a query."""
+"""Parse types and collations in a query."""
 
 from vitrina.sentences import say
 from vitrina.sqlguard import extensions, vocabulary
@@ -80,7 +80,7 @@ def _type_name(parser: Parser) -> Token:
     while parser.take("."):
         parts.append(parser.label())
     _check(parser, start, [part.value for part in parts])
-    # A quoted or qualified name is never one of the types with a syntax of their own.
+    # A quoted or qualified name is never one of the types with special syntax.
     return start if len(parts) == 1 else parts[-1]._replace(kind=Kind.NAME)
 
 
@@ -89,7 +89,7 @@ def _check(parser: Parser, start: Token, parts: list[str]) -> None:
         return
     if parts[-1] in vocabulary.TYPES and (len(parts) == 1 or parts[:-1] == ["pg_catalog"]):
         return
-    # Enums, domains and row types of a schema that queries may read are part of its data.
+    # Enums, domains and row types of a readable schema are part of its data.
     if len(parts) == 2 and parts[0] in parser.allowed_schemas:
         return
     if len(parts) <= 2 and parts[0] != "pg_catalog" and any(parts[-1] in trusted.types for trusted in parser.trusted):

@@ -1,4 +1,4 @@
-"""What a query may use: functions, types and operators of pg_catalog; and PostgreSQL's classes of keywords."""
+"""List what a query may use: functions, types and operators of pg_catalog; and PostgreSQL's keyword classes."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -6,9 +6,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Each is a pg_catalog function that only computes from its arguments, the clock or the random generator. None reads
-# catalogs, files, settings, sequences or large objects, runs text as SQL, locks, waits, signals, or takes a transaction
-# number. Left out although they look harmless: ts_stat and ts_rewrite run an argument as SQL, pg_input_is_valid tells
-# which types and tables exist, setseed changes the session. pg_typeof is called as `pg_typeof(x)::text` only.
+# catalogs, files, settings, sequences or large objects, runs text as SQL, locks, waits, signals, or assigns a
+# transaction id. Some are left out although they look harmless: ts_stat and ts_rewrite run an argument as SQL,
+# pg_input_is_valid reveals which types and tables exist, setseed changes the session. pg_typeof may only be called as
+# `pg_typeof(x)::text`.
 FUNCTIONS = _words("""
     any_value array_agg avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp every json_agg
     json_agg_strict json_object_agg json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict
@@ -72,14 +73,14 @@ FUNCTIONS = _words("""
     timetz tsquery tsvector uuid varbit
 """)
 
-# Each call gives another value, so an output column made only of these says when the row was loaded, not what it is.
-# current_date is not one of them: a date of validity is data, and rewriting it once a day is right.
+# Each call returns another value, so an output column computed only from these says when the row was loaded, not what
+# it is. current_date is not one of them: a date of validity is data, and rewriting it once a day is right.
 STAMPS = _words("""
     array_sample array_shuffle clock_timestamp current_time current_timestamp gen_random_uuid localtime localtimestamp
     now random random_normal statement_timestamp timeofday transaction_timestamp uuidv4 uuidv7
 """)
 
-# No reg* type (they look names up in the catalogs) but those of text search, no aclitem, xid, record, and no row
+# No reg* types, which look names up in the catalogs, except those of text search; no aclitem, xid, record, and no row
 # type of a catalog.
 TYPES = _words("""
     bigint bit bool boolean box bpchar bytea char character cidr circle date datemultirange daterange dec decimal float
@@ -99,20 +100,20 @@ PREFIX_OPERATORS = _words("!! # + - ?- ?| @ @-@ @@ |/ ||/ ~")
 
 SAMPLING_METHODS = _words("bernoulli system")
 
-# The server's bookkeeping: it changes while the row does not. ctid stays, to break ties between equal rows.
+# System columns change while the row does not. ctid is allowed, to break ties between equal rows.
 SYSTEM_COLUMNS = _words("cmax cmin tableoid xmax xmin")
 
-# PostgreSQL reads `(x).f`, and `x.f` for the alias of a function in FROM, as the call f(x) when x has no field f:
-# `('/etc/passwd'::text).pg_read_file` reads a file. So no name behind a dot may be that of a pg_catalog function that
-# takes one argument, is not allowed above and does more than compute, nor that of a type whose input looks names up
-# in the catalogs. A test compares this with the live catalogs.
+# PostgreSQL reads `(x).f`, and `x.f` for the alias of a function in FROM, as the call f(x) if x has no field f:
+# `('/etc/passwd'::text).pg_read_file` reads a file. So no name after a dot may be that of a pg_catalog function that
+# takes one argument, is not allowed above and does more than compute, nor that of a type whose input looks names up in
+# the catalogs. A test compares this list with the live catalogs.
 _CATALOG_TYPES = _words("""
     aclitem regclass regcollation regconfig regdictionary regnamespace regoper regoperator regproc regprocedure regrole
     regtype xml
 """)
 FIELD_NAMES_REFUSED = (
     _CATALOG_TYPES
-    | {f"_{name}" for name in _CATALOG_TYPES}  # the types of their arrays
+    | {f"_{name}" for name in _CATALOG_TYPES}  # their array types
     | {name + suffix for name in _CATALOG_TYPES for suffix in ("in", "out", "recv", "send", "_in", "_out", "_send")}
     | _words("""
         aclexplode amvalidate brin_summarize_new_values current_schemas current_setting currval fmgr_c_validator
@@ -145,12 +146,12 @@ RESERVED = _words("""
     session_user some symmetric system_user table then to trailing true union unique user using variadic when where
     window with
 """)
-# May name a function or a type, never a column or a table.
+# These may name a function or a type, never a column or a table.
 FUNCTION_OR_TYPE_KEYWORDS = _words("""
     authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull join left like
     natural notnull outer overlaps right similar tablesample verbose
 """)
-# May name a column or a table, never a function: PostgreSQL gives each a syntax of its own.
+# These may name a column or a table, never a function, because PostgreSQL gives each special syntax.
 COLUMN_NAME_KEYWORDS = _words("""
     between bigint bit boolean char character coalesce dec decimal exists extract float greatest grouping inout int
     integer interval json json_array json_arrayagg json_exists json_object json_objectagg json_query json_scalar
@@ -158,7 +159,7 @@ COLUMN_NAME_KEYWORDS = _words("""
     position precision real row setof smallint substring time timestamp treat trim values varchar xmlattributes
     xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
 """)
-# May name an output column only behind AS.
+# These may name an output column only after AS.
 LABELS_NEEDING_AS = _words("""
     array as char character create day except fetch filter for from grant group having hour intersect into isnull limit
     minute month notnull offset on order over overlaps precision returning second to union varying where window with

@@ -1,4 +1,4 @@
-"""Which output columns only say when the row was made: now(), random() and the like."""
+"""Find output columns that only say when the row was computed: now(), random() and similar functions."""
 
 from typing import NamedTuple
 
@@ -9,29 +9,29 @@ class OutputColumn(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns of a query, as far as its text tells them."""
+    """Hold the columns of a query, as far as its text shows them."""
 
     known: tuple[OutputColumn, ...]
-    is_complete: bool  # False where only the database can tell: SELECT * FROM some.table
+    is_complete: bool  # False if only the database knows: SELECT * FROM some.table
 
 
-MOST_COLUMNS = 1664  # PostgreSQL's limit; `SELECT *, *` nested a few times would give billions
+MOST_COLUMNS = 1664  # PostgreSQL's limit; a few nested `SELECT *, *` would give billions
 
 UNKNOWN = Columns((), is_complete=False)
 
-# What stands behind FROM: alias and columns of each table and subquery.
+# The FROM clause: alias and columns of each table and subquery.
 Sources = dict[str, Columns]
 
 
 class Reference(NamedTuple):
-    """A column as the query names it; an empty name stands for a value that rows decide in another way."""
+    """Name a column as the query does; an empty name stands for another value that depends on rows."""
 
     qualifier: str | None
     name: str
 
 
 class Target(NamedTuple):
-    """One item of a SELECT list."""
+    """Describe one item of a SELECT list."""
 
     name: str | None
     has_stamp_call: bool
@@ -56,7 +56,7 @@ def output_columns(targets: list[Target], sources: Sources) -> Columns:
 
 
 def renamed(columns: Columns, names: list[str]) -> Columns:
-    """Rename the first columns as `AS t (a, b)` does; which ones these are must be known."""
+    """Rename the first columns as `AS t (a, b)` does, if it is known which ones these are."""
     if not names:
         return columns
     if not columns.is_complete:
@@ -69,7 +69,7 @@ def renamed(columns: Columns, names: list[str]) -> Columns:
 
 
 def merged(left: Columns, right: Columns) -> Columns:
-    """Merge the columns of UNION and the like: names come from the left, and a stamp must be one on both sides."""
+    """Merge the columns of set operations: names come from the left, and a stamp must be one on both sides."""
     if not (left.is_complete and right.is_complete and len(left.known) == len(right.known)):
         return UNKNOWN
     pairs = zip(left.known, right.known, strict=True)
@@ -81,7 +81,7 @@ def stamp_names(columns: Columns) -> frozenset[str]:
 
 
 class _StampSources:
-    """The columns of FROM by name: True for those that are stamps wherever they have this name."""
+    """Map the columns of FROM by name to whether they are stamps wherever they have this name."""
 
     def __init__(self, sources: Sources) -> None:
         self._is_stamp: dict[Reference, bool] = {}
@@ -95,7 +95,7 @@ class _StampSources:
         self._is_stamp[reference] = self._is_stamp.get(reference, True) and is_stamp
 
     def explain(self, target: Target) -> bool:
-        """Tell whether it is made of stamps and constants only: `now()::date` is, `expires_at > now()` is not."""
+        """Return whether the column has only stamps and constants: `now()::date` has, `expires_at > now()` has not."""
         if not all(self._is_stamp.get(reference, False) for reference in target.references):
             return False
         return target.has_stamp_call or bool(target.references)

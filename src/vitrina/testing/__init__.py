@@ -1,4 +1,4 @@
-"""For tests of your own steps, sources and targets; inherit `SourceContract` or `TargetContract` from `contracts`.
+"""Help to test your own steps, sources and targets; inherit `SourceContract` or `TargetContract` from `contracts`.
 
 >>> from vitrina.testing import run_step
 >>> run_step("normalise_text", [{"title": " Alien "}], params={"columns": ["title"]}).rows

@@ -1,4 +1,4 @@
-"""What every source and every target has to keep, as tests that a connector's own test suite inherits.
+"""Provide the contract of every source and target as tests that a connector's own test suite inherits.
 
     from vitrina.testing import TargetContract
 
@@ -6,8 +6,8 @@
         def open_target(self, epoch: int) -> Target: ...
         def visible(self) -> list[tuple[int, str]]: ...
 
-They talk to the connector alone: no database, no runner. That whole runs work is for a test with a real runner. As in a
-run, rows are written and read by another thread than the one that opens, commits and publishes.
+They call only the connector: no database, no runner. Test whole runs with a real runner. As in a run, another thread
+than the one that opens, commits and publishes reads and writes rows.
 """
 
 import threading
@@ -36,14 +36,14 @@ SECOND: Rows = {2: "Brazil", 3: "Casablanca (1942)", 4: "Diva"}
 
 
 class ContractFence:
-    """Stand for the metastore's checkpoint: it moves when the fence is passed, once, and not after a takeover."""
+    """Stand in for the metastore's checkpoint: it moves when the fence is called, once, and not after a takeover."""
 
     def __init__(
         self, attempt: "Attempt", move: Callable[[Done], Checkpoint], before: Callable[[], object] = lambda: None
     ) -> None:
         self._attempt = attempt
         self._move = move
-        # Looks at the target when the data is said to be in it.
+        # Inspects the target at the moment when the data must be in it.
         self._before = before
         self.passed = 0
 
@@ -57,7 +57,7 @@ class ContractFence:
 
     def inside(self, connection: Any, done: Done = DONE) -> None:
         session = self._attempt.target.session
-        assert session is not None, "fence.inside is for a transaction of Postgres, in the target's `session`"
+        assert session is not None, "fence.inside is for a PostgreSQL transaction, in the target's `session`"
         assert connection is session, "the checkpoint moves in a transaction of the target's `session`, or after"
         self._pass(done)
 
@@ -77,16 +77,16 @@ class ContractFence:
 
 @dataclass
 class Ledger:
-    """What the metastore knows of one pipeline: its epoch and its checkpoint."""
+    """Hold what the metastore knows of one pipeline: its epoch and its checkpoint."""
 
     epoch: int = 0
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
 
 class Attempt:
-    """One runner that writes to the target, as the loop of a run would."""
+    """Write to the target as the loop of one run would."""
 
-    # What it told its fences that it did.
+    # The counts that it reported to its fences.
     counts = Counts()
 
     def __init__(self, ledger: Ledger, target: Target, epoch: int, key: tuple[str, ...]) -> None:
@@ -113,7 +113,7 @@ class Attempt:
         self.passing(self.load.begin, move)
 
     def resume(self, kind: str = "replace", *, deletes: bool = True) -> bool:
-        """Resume the load that the checkpoint names; False when it is shown already."""
+        """Resume the load that the checkpoint names; return False if it is published already."""
         name = self.ledger.checkpoint.stage
         self._load = self.target.open_load(_loading(kind, deletes=deletes, name=name))
         assert self.load.obstacle(self.ledger.checkpoint) is None
@@ -163,7 +163,7 @@ def _loading(kind: str, *, deletes: bool, name: str | None = None) -> Loading:
 
 
 def in_another_thread(work: Callable[[], T]) -> T:
-    """Do it as a run does what fills a load: beside the run's own thread."""
+    """Call `work` beside the run's own thread, as a run does to fill a load."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(work).result()
 
@@ -173,7 +173,7 @@ def table(rows: Rows) -> pa.Table:
 
 
 class TargetContract:
-    """What a target promises: a load is seen whole or not at all, and a runner that lost its claim changes nothing.
+    """Test a target: a load is visible whole or not at all, and a runner that lost its claim changes nothing.
 
     Implement `open_target` and `visible`; a fixture may prepare a fresh place for each test.
     """
@@ -185,17 +185,15 @@ class TargetContract:
         raise NotImplementedError
 
     def visible(self) -> Rows | Sequence[tuple[int, str]]:
-        """Read what a reader of the target sees now: id and title of each row. No target yet: no rows.
+        """Return what a reader of the target sees now: id and title of each row; no rows if the target does not exist.
 
-        Return a list of pairs, not a dict, unless the target cannot hold two rows with one key: doubled rows would be
-        lost in it.
+        Return a list of pairs, not a dict, unless the target cannot hold two rows with one key: a dict would hide
+        duplicates.
         """
         raise NotImplementedError
 
-    # --- helpers ---------------------------------------------------------------------------------------------------
-
     def shown(self) -> Rows:
-        """Return what is visible; a row that is there twice is a failure."""
+        """Return what is visible; fail if a row occurs twice."""
         found = self.visible()
         pairs = list(found.items() if isinstance(found, Mapping) else found)
         assert len(pairs) == len(dict(pairs)), f"rows are doubled: {pairs}"
@@ -214,8 +212,6 @@ class TargetContract:
         attempt.add(ledger.checkpoint.batch_no + 1, rows)
         attempt.publish()
         return attempt
-
-    # --- full loads ------------------------------------------------------------------------------------------------
 
     def test_a_load_is_seen_when_it_is_published_and_not_before(self) -> None:
         attempt = self.attempt(self.ledger(), 1)
@@ -257,13 +253,13 @@ class TargetContract:
         attempt = self.attempt(self.ledger(), 1)
         attempt.begin("replace")
         attempt.add(1, {1: "Alien"})
-        attempt.write(2, {9: "lost on its way"})
+        attempt.write(2, {9: "lost in transit"})
         attempt.add(3, {2: "Brazil", 3: "Casablanca"})
         attempt.publish()
         assert self.shown() == FIRST
 
     def test_a_part_may_come_in_several_pieces(self) -> None:
-        """A source without an order to go on in gives all rows as one part, in as many pieces as it has batches."""
+        """A source that cannot resume delivers all rows as one part, in as many pieces as it has batches."""
         ledger = self.ledger()
         attempt = self.attempt(ledger, 1)
         attempt.begin("replace")
@@ -277,7 +273,7 @@ class TargetContract:
         assert self.shown() == FIRST | {4: "Diva", 5: "Eraserhead"}
 
     def test_a_load_is_published_before_its_fence_is_passed(self) -> None:
-        """The checkpoint says what is in the target: passed first, a runner that dies in between loses the load."""
+        """If the checkpoint moved first, a runner that dies in between would lose the load."""
         attempt = self.attempt(self.ledger(), 1)
         attempt.begin("replace")
         attempt.add(1, FIRST)
@@ -292,8 +288,6 @@ class TargetContract:
     def _require(self, rows: Rows) -> None:
         assert self.shown() == rows, "the fence is passed before the data is in the target"
 
-    # --- interruptions ---------------------------------------------------------------------------------------------
-
     def test_an_interrupted_load_goes_on_with_what_counts(self) -> None:
         ledger = self.ledger()
         first = self.attempt(ledger, 1)
@@ -303,14 +297,14 @@ class TargetContract:
 
         second = self.attempt(ledger, 2)
         if ledger.checkpoint.stage is None:
-            return  # it has nothing to go on with but the position: the loop begins a new one
+            return  # only the position could be resumed: the loop begins a new load
         assert second.resume()
         second.add(3, {2: "Brazil", 3: "Casablanca"})
         second.publish()
         assert self.shown() == FIRST
 
     def test_a_number_that_a_failed_try_used_is_used_again(self) -> None:
-        """A run that is tried again keeps its claim: epoch and number are those of what was written in vain."""
+        """A run that is tried again keeps its claim, so epoch and number equal those of what the failed try wrote."""
         ledger = self.ledger()
         first = self.attempt(ledger, 1)
         first.begin("replace")
@@ -333,7 +327,7 @@ class TargetContract:
         unfinished = ledger.checkpoint
         first.passing(first.load.publish, lambda _: ledger.checkpoint.without_load())
         shown = self.shown()
-        ledger.checkpoint = unfinished  # what the metastore has if it never heard of it
+        ledger.checkpoint = unfinished  # the metastore's state if the runner died in between
 
         second = self.attempt(ledger, 2)
         if unfinished.stage is None:
@@ -347,12 +341,10 @@ class TargetContract:
         self.loaded(ledger, 1, FIRST)
         given_up = self.attempt(ledger, 2)
         given_up.begin("replace")
-        given_up.add(ledger.checkpoint.batch_no + 1, {9: "of a load that was given up"})
+        given_up.add(ledger.checkpoint.batch_no + 1, {9: "of an abandoned load"})
         ledger.checkpoint = ledger.checkpoint.without_load()
         self.loaded(ledger, 3, SECOND)
         assert self.shown() == SECOND
-
-    # --- zombies ---------------------------------------------------------------------------------------------------
 
     def test_a_runner_that_was_left_behind_publishes_nothing(self) -> None:
         ledger = self.ledger()
@@ -361,9 +353,9 @@ class TargetContract:
         zombie.add(1, {7: "of the zombie"})
         of_the_zombie = ledger.checkpoint
 
-        self.attempt(ledger, 2)  # it only seizes; from here on the zombie is too late
+        self.attempt(ledger, 2)  # seizes the target, so from now on the zombie is too late
         believed = Ledger(1, of_the_zombie)
-        zombie.ledger = believed  # it does not know
+        zombie.ledger = believed  # it does not know of the takeover
         with suppress(VitrinaError):
             zombie.add(2, {8: "of the zombie, later"})
         with suppress(VitrinaError):
@@ -400,7 +392,7 @@ class TargetContract:
             assert self.shown() == FIRST
 
     def test_a_runner_that_was_left_behind_seizes_nothing_back(self) -> None:
-        """It was stopped right before it seized the target, and gets there after a newer one has seized it."""
+        """It was stopped right before it seized the target, and resumes after a newer one has seized it."""
         ledger = self.ledger()
         late = self.open_target(1)
         attempt = self.attempt(ledger, 2)
@@ -415,8 +407,6 @@ class TargetContract:
             assert self.shown() == {}
         attempt.publish()
         assert self.shown() == SECOND
-
-    # --- merges ----------------------------------------------------------------------------------------------------
 
     def test_a_merge_adds_and_changes_rows_part_by_part(self) -> None:
         ledger = self.ledger()
@@ -442,7 +432,7 @@ class TargetContract:
         attempt = self.attempt(ledger, 2)
         attempt.begin("merge")
         number = ledger.checkpoint.batch_no + 1
-        attempt.write(number, {9: "lost on its way"})
+        attempt.write(number, {9: "lost in transit"})
         attempt.add(number + 1, {4: "Diva"})
         attempt.publish()
         if attempt.target.visible == "load":
@@ -460,7 +450,7 @@ class TargetContract:
         assert self.shown() == FIRST
 
     def test_rows_of_given_keys_are_removed(self) -> None:
-        """Require removal of single rows from loads that support it; a repair needs it."""
+        """A repair removes single rows, if the load supports it."""
         ledger = self.ledger()
         self.loaded(ledger, 1, FIRST)
         attempt = self.attempt(ledger, 2)
@@ -468,19 +458,17 @@ class TargetContract:
         load = attempt.load
         if not isinstance(load, Removes):
             return
-        gone = [(str(key),) for key in (*list(FIRST)[:1], 999)]
+        keys = [(str(key),) for key in (*list(FIRST)[:1], 999)]
         number = ledger.checkpoint.batch_no + 1
         removed: list[Counts] = []
         attempt.passing(
-            lambda fence: removed.append(load.remove(gone, number, fence)),
+            lambda fence: removed.append(load.remove(keys, number, fence)),
             lambda _: replace(ledger.checkpoint, batch_no=number),
             lambda: self._require(dict(list(FIRST.items())[1:])),
         )
         attempt.publish()
         assert self.shown() == dict(list(FIRST.items())[1:])
         assert removed[0].deleted == 1
-
-    # --- looking ---------------------------------------------------------------------------------------------------
 
     def test_preparing_without_creating_changes_nothing(self) -> None:
         target = self.open_target(1)
@@ -505,32 +493,32 @@ def _rows(tables: Iterator[pa.Table] | Sequence[pa.Table]) -> Rows:
 
 
 class SourceContract:
-    """What a source promises: it says its columns, gives every row once, and resumes after the batch it came to.
+    """Test a source: it describes its columns, delivers every row once, and resumes after any batch.
 
-    Implement `open_source` and `expected`, and `add_row` if it has marks: passes are then tested as well.
+    Implement `open_source` and `expected`, and `add_row` if it has marks, to test passes as well.
     """
 
     batch_rows = 2
-    # What identifies a row, for a source that can be asked for single ones (`Rereads`).
+    # The columns that identify a row, for a source that can be asked for single rows (`Rereads`).
     key: tuple[str, ...] = ("id",)
 
     def open_source(self) -> Source:
-        """Open it again, as each run does."""
+        """Open the source again, as each run does."""
         raise NotImplementedError
 
     def expected(self) -> list[dict[str, Any]]:
-        """List the rows that the source has, at least four of them."""
+        """Return the rows that the source has, at least four of them."""
         raise NotImplementedError
 
     def add_row(self) -> dict[str, Any] | None:
-        """Add a row that a later pass has to find, and return it. None: the source is read whole each time."""
+        """Add a row that a later pass has to find, and return it. Return None if the source is read whole each time."""
         return None
 
     def window(self, **fields: Any) -> Window:
         return Window(**{"batch_rows": lambda: self.batch_rows} | fields)
 
     def read(self, source: Source, **fields: Any) -> list[list[dict[str, Any]]]:
-        """Read as a run does: beside the thread that described the source."""
+        """Read as a run does: on another thread than the one that described the source."""
         window = self.window(**fields)
         return in_another_thread(lambda: [batch.take().to_pylist() for batch in source.read(window, "natural")])
 
@@ -566,7 +554,7 @@ class SourceContract:
         assert self.read(self.open_source()) == self.read(self.open_source())
 
     def test_passes_miss_nothing(self) -> None:
-        """A mark is taken before a pass reads; what comes after the mark is the next pass's."""
+        """A mark is taken before a pass reads; the next pass reads what comes after the mark."""
         first = self.open_source()
         mark = first.mark(None).mark
         added = self.add_row()

@@ -1,4 +1,4 @@
-"""Steps and Python sources in tests: rows in, rows out, without a database."""
+"""Run steps and Python sources in tests, without a database."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Step = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came out of a step: a batch, and the rows that it rejected with `on_error: dead_letter`."""
+    """Hold the output of a step: a batch, and the rows that it rejected with `on_error: dead_letter`."""
 
     batch: pa.RecordBatch
     rejected: tuple[DeadLetter, ...] = ()
@@ -30,7 +30,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class SourceResult:
-    """What a source yielded, and the checkpoint that would be stored with it."""
+    """Hold what a source yielded, and the checkpoint that would be stored with it."""
 
     batch: pa.RecordBatch
     checkpoint: Any
@@ -50,7 +50,7 @@ def run_step(
 ) -> StepResult:
     """Run a registered step, by name or function, as a runner would. `rows` are dicts, a record batch or a table.
 
-    `types`: Postgres types of the columns, such as {"rating": "numeric(3,1)"}; otherwise they follow from the values.
+    `types`: PostgreSQL types of the columns, such as {"rating": "numeric(3,1)"}; else they follow from the values.
     """
     task = Task(order_index=1, task_type="PYTHON", body=_registered(step).name, params=dict(params or {}))
     steps = chain.plan_steps([task], registry.load())

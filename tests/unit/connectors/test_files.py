@@ -176,7 +176,7 @@ def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": 1}', b"null"])
 def test_a_manifest_that_is_none_is_refused(content: bytes) -> None:
-    with pytest.raises(FatalError, match="none that Vitrina wrote"):
+    with pytest.raises(FatalError, match="not written by Vitrina"):
         Manifest.from_bytes(content)
 
 

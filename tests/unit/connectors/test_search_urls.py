@@ -34,11 +34,11 @@ def test_no_login_and_one_host() -> None:
     ("url", "said"),
     [
         ("elasticsearch://host:9200", "it is not the URL of a search cluster"),
-        ("elasticsearch+https://host:nine", "an address that is wrong"),
-        ("elasticsearch+https://a:1,,b:2", "an address that is wrong"),
-        ("elasticsearch+https://", "an address that is wrong"),
+        ("elasticsearch+https://host:nine", "an invalid address"),
+        ("elasticsearch+https://a:1,,b:2", "an invalid address"),
+        ("elasticsearch+https://", "an invalid address"),
         ("elasticsearch+https://host?sniff=1", "must not set sniff"),
-        ("elasticsearch+https://user:se#cret@host", "an address that is wrong"),
+        ("elasticsearch+https://user:se#cret@host", "an invalid address"),
     ],
 )
 def test_what_is_wrong_is_said_without_a_value(url: str, said: str) -> None:

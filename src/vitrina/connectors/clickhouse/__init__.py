@@ -1,4 +1,4 @@
-"""ClickHouse as a target: the connector's description; the client is imported where it is used."""
+"""Describe the connector for ClickHouse targets. Functions import the client when they need it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitrina.settings import Settings
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
-# `table` or `database.table`; not what our own objects are called, and not what the server keeps for itself.
+# `table` or `database.table`; excludes the names of Vitrina's own objects and the server's system databases.
 TARGET_NAME = rf"(?!.*__[gsvr]\d+x)(?!(?i:system|information_schema)\.)(?:{_WORD}\.)?{_WORD}"
 
 

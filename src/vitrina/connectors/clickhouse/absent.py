@@ -1,6 +1,6 @@
-"""Rows of stale keys that the query did not give again: found in the table, in the types of the table.
+"""Find the rows of stale keys that the query no longer returned, in the types of the table.
 
-Keys come as Postgres writes them. `1.0` and `1.00` are one key of a Decimal, so texts are compared in one form only.
+Keys come as PostgreSQL writes them. `1.0` and `1.00` are one key of a Decimal, so keys are compared in one form only.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from vitrina.ports.live import Stale
 
 
 def absent_keys(target: OpenedTable, table: str, stale: Stale, read: Sequence[Key]) -> list[Key]:
-    """List the keys that the table has among the stale ones, without those that were read."""
+    """Return the keys that the table has among the stale ones, without those that were read."""
     layout = target.layout
     present = set(_canonical(target, layout.key, read))
     asked = set(_canonical(target, stale.columns, stale.keys))
@@ -34,7 +34,7 @@ def absent_keys(target: OpenedTable, table: str, stale: Stale, read: Sequence[Ke
 
 
 def _canonical(target: OpenedTable, columns: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-    """Write keys as the table's are written. A value that its type does not hold is in no row, and is left out."""
+    """Return keys as the table writes them. Leave out values that the type cannot hold, which no row can have."""
     fields = {one.name: one for one in target.layout.fields}
     readers = [_reader(fields[name]) for name in columns]
     made = []
@@ -49,7 +49,7 @@ def _reader(field: Field) -> Callable[[str | None], str | None]:
     def read(text: str | None) -> str | None:
         if text is None:
             return None
-        # Infinity, and years that Python does not know, are beyond what the table holds.
+        # Infinity, and years that Python does not support, are beyond what the table can hold.
         with suppress(ValueError, InvalidOperation):
             return _READERS.get(field.kind.partition("(")[0], _text)(text, field)
         return None

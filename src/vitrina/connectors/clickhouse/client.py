@@ -1,4 +1,4 @@
-"""Statements to one ClickHouse server, and what its answers mean for a run."""
+"""Send statements to one ClickHouse server, and translate its errors for a run."""
 
 import logging
 import time
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Its lines would repeat what our errors say.
+# Its log lines would repeat our errors.
 logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
 
 _MISSING = frozenset({60, 81})
 _EXISTS = frozenset({57})
-# Too many parts or statements, memory, time, Keeper: the server may take it a little later.
+# Too many parts or statements, memory, time, Keeper: the server may accept the statement later.
 _BUSY = frozenset({159, 202, 203, 209, 210, 241, 242, 252, 319, 394, 425, 999})
 PATIENCE_SECONDS = 120.0
 _LONGEST_REST_SECONDS = 5.0
 
-# Every insert is on disk and visible when it is answered, and NULL never becomes a default.
+# Every insert is on disk and visible when it is acknowledged, and NULL never becomes a default.
 SETTINGS: Mapping[str, Any] = {
     "async_insert": 0,
     "input_format_null_as_default": 0,
@@ -35,23 +35,23 @@ SETTINGS: Mapping[str, Any] = {
 
 
 class Missing(FatalError):
-    """A table or database that the statement names is not there."""
+    """Signal that a table or database of the statement does not exist."""
 
 
 class Exists(FatalError):
-    """A table that the statement would make is there already."""
+    """Signal that a table that the statement would create exists already."""
 
 
 class Busy(TransientError):
-    """The server does not take it now."""
+    """Signal that the server does not accept the statement now."""
 
 
 class Unreachable(Disconnected):
-    """The server sent no answer, so the run cannot tell whether the statement was carried out."""
+    """Signal that the server sent no answer, so the run cannot tell whether the statement was executed."""
 
 
 class Session:
-    """One run's line to a server. `comment` stands in the server's list of statements, so that they can be ended."""
+    """Connect one run to a server. `comment` marks its statements in the process list, so that they can be killed."""
 
     def __init__(self, url: str, comment: str = "vitrina", timeout_seconds: float | None = None) -> None:
         self.server = urls.parse(url)
@@ -71,7 +71,7 @@ class Session:
         return self.rows(statement, parameters, **settings)[0][0]
 
     def arrow(self, statement: str, **settings: Any) -> "pa.Table":
-        """Query rows as Arrow. Texts come as bytes, because a String may hold any bytes."""
+        """Query rows as Arrow. Strings come as bytes, because a String may hold any bytes."""
         with translated(statement):
             return self._client.query_arrow(statement, settings={"output_format_arrow_string_as_string": 0} | settings)
 
@@ -150,10 +150,12 @@ def _meaning(exc: Any, statement: str) -> Exception:
     return Busy(message) if code in _BUSY else FatalError(message)
 
 
-def patiently(move: Callable[[], T], rest: Callable[[float], object], tell: Callable[[str | None], object]) -> T:
+def retry_while_blocked(
+    move: Callable[[], T], rest: Callable[[float], object], tell: Callable[[str | None], object]
+) -> T:
     """Repeat a move, which must be safe to repeat, while the server is busy or unreachable.
 
-    `rest` sleeps, or raises when the run shall end; `tell` hears why nothing moves, and None when it moves again.
+    `rest` sleeps, or raises if the run must end. `tell` receives the reason while waiting, and None afterwards.
     """
     began, wait, waited = time.monotonic(), 0.2, False
     while True:

@@ -1,6 +1,6 @@
-"""The two sides of a comparison, both in ClickHouse: what is shown, and the rows of the source in a table beside it.
+"""Compare two tables in ClickHouse: what is shown, and the rows of the source in a table beside it.
 
-Rows of the source are written as a load would write them, so that the server computes both hashes in the same types.
+Rows of the source are written as a load would write them, so the server computes both hashes from the same types.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ from vitrina.errors import FatalError
 from vitrina.ports.batch import Key, PartId
 from vitrina.ports.compare import ComparableSide, Extent, RowImage
 
-# Reads the rows of the source once, as a run would bring them, each table with whether its rows are in flight.
+# Reads the rows of the source once, as a run would deliver them; each table comes with whether its rows are in flight.
 ComparedRows = Callable[[], Iterator[tuple[pa.Table, bool]]]
 
-# Of keys in one question.
+# Keys in one query.
 _KEYS_AT_ONCE = 2_000
 _IN_FLIGHT_PART, _OLD_PART = 1, 0
 
@@ -37,7 +37,7 @@ def sides(
         raise FatalError(f"{target.tables} does not exist yet: run the pipeline first")
     tables = target.tables
     tables.drop_left_comparisons()
-    # As it is now, before the source is read: the parts are shared, not copied.
+    # Taken before the source is read. The parts are shared, not copied.
     there = tables.create_like(shown.generation, "r", new_load())
     here = Named(tables.table, "r", tables.owner, new_load())
     try:
@@ -65,7 +65,7 @@ def _create(path: str, target: OpenedTable) -> str:
 
 
 def _fill(target: OpenedTable, path: str, rows: ComparedRows) -> None:
-    """Insert the source's rows, with the batch's number as their version: the later of two rows with one key counts.
+    """Insert the source's rows with the batch number as their version, so that the later of two rows counts.
 
     The last bit of the version marks in-flight rows.
     """
@@ -73,14 +73,14 @@ def _fill(target: OpenedTable, path: str, rows: ComparedRows) -> None:
     for number, (table, in_flight) in enumerate(rows(), 1):
         part = PartId(0, number << 1 | (_IN_FLIGHT_PART if in_flight else _OLD_PART))
         converted = converter.convert(table, part)
-        # Rows that the table cannot hold are on record as dead letters, and not compared.
+        # Rows that the table cannot hold are recorded as dead letters and are not compared.
         if converted.rows.num_rows:
             target.server.insert(path, converted.rows, token=f"r-{number}")
 
 
 @dataclass(frozen=True)
 class TableSide:
-    """One table, asked in SQL."""
+    """Query one table in SQL."""
 
     target: OpenedTable
     table: str
@@ -107,7 +107,7 @@ class TableSide:
 
     @property
     def _image(self) -> str:
-        """The hash of a row. Marks of their own tell NULL and a missing value from texts that look like them."""
+        """Return the hash of a row. Separate flags distinguish NULL from text that looks like it."""
         values = ", ".join(f"isNull({quoted(name)}), ifNull(toString({quoted(name)}), '')" for name in self.compared)
         return f"sipHash128({values or '1'})"
 
@@ -130,7 +130,7 @@ class TableSide:
 
     @property
     def _sum(self) -> str:
-        """A sum that no order changes, of halves that cannot overflow into each other."""
+        """Return an order-independent sum, in halves that cannot overflow into each other."""
         image = f"reinterpretAsUInt128({self._image})"
         return f"tuple(sum(bitAnd({image}, 18446744073709551615)), sum(bitShiftRight({image}, 64)), sum({self._place}))"
 
@@ -166,7 +166,7 @@ class TableSide:
             yield f"({', '.join(map(quoted, names))}) IN ({tuples})"
 
     def _images(self, where: str) -> Iterator[RowImage]:
-        """Sort by place, then by the bytes of the key's text. Both sides are sorted here, by the same rule."""
+        """Sort by hash, then by the bytes of the key's text. Both sides are sorted here, by the same rule."""
         in_flight = f"bitAnd({VERSION}, 1)" if self.is_source else "0"
         found = self.target.server.arrow(
             f"SELECT {self._key}, {self._place} AS _p, toString(reinterpretAsUInt128({self._image})) AS _i,"
@@ -174,11 +174,11 @@ class TableSide:
         )
         keys = keys_of(found, self.target.layout.key)
         places, images = found.column("_p").to_pylist(), found.column("_i").to_pylist()
-        ages, gone = found.column("_y").to_pylist(), found.column("_d").to_pylist()
+        ages, deleted = found.column("_y").to_pylist(), found.column("_d").to_pylist()
         rows = [
-            RowImage(place, "\x00".join(key), key, None if is_gone else int(image), bool(age))
-            for key, place, image, age, is_gone in zip(keys, places, images, ages, gone, strict=True)
-            if self.is_source or not is_gone
+            RowImage(place, "\x00".join(key), key, None if is_deleted else int(image), bool(age))
+            for key, place, image, age, is_deleted in zip(keys, places, images, ages, deleted, strict=True)
+            if self.is_source or not is_deleted
         ]
         return iter(sorted(rows, key=lambda row: row.position))
 
@@ -190,7 +190,7 @@ class TableSide:
         )
 
     def keys_with(self, columns: Sequence[str], values: Sequence[Key]) -> Iterator[Key]:
-        """Find the keys of rows that have one of these values in some columns of the key."""
+        """Yield the keys of rows that have one of these values in some columns of the key."""
         for where in self._wheres(values, columns):
             found = self.target.server.arrow(f"SELECT {self._key} FROM {self.table} WHERE {self._lives} AND {where}")
             yield from keys_of(found, self.target.layout.key)
@@ -215,7 +215,7 @@ class TableSide:
 
 
 def keys_of(found: pa.Table, names: Sequence[str]) -> list[Key]:
-    """Write keys as reports show them and as the server reads them back."""
+    """Return keys as reports show them and as the server reads them back."""
     columns = []
     for name in names:
         column = found.column(name)

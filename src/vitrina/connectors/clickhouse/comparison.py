@@ -1,4 +1,4 @@
-"""A ClickHouse table and its source, compared by the server, and what a repair writes into the table."""
+"""Compare a ClickHouse table with its source, and prepare the corrections that a repair writes into the table."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +17,15 @@ from vitrina.ports.compare import ComparableSide, Correction, Difference, Looked
 
 
 class TableComparison:
-    """A pipeline whose target is a ClickHouse table."""
+    """Compare a pipeline's source with its ClickHouse table."""
 
     full_guarantee = "every row by a 128-bit hash of its columns, computed by the server from rows as a run writes them"
-    # Corrections come as the rows of a run do.
+    # Corrections arrive like the rows of a run.
     arrives_as = None
 
     def __init__(self, target: OpenedTable, looked: Looked) -> None:
         if not looked.output:
-            raise FatalError(f"{looked.source.name} gives no row now, so nobody can tell its columns: run the pipeline")
+            raise FatalError(f"{looked.source.name} returns no rows now, so its columns are unknown: run the pipeline")
         self._target = target
         self._looked = looked
         self._found = looked.checkpoint
@@ -57,14 +57,12 @@ class TableComparison:
         in_order = isinstance(source, Rescans) and source.cursor_name is not None
         return self._looked.rows(found, in_order=in_order, form=self._target.form)
 
-    # --- repairing -------------------------------------------------------------------------------------------------
-
     def refuse_shrinking(self, deletes: int) -> None:
         before = self._target.rows_shown()
         self._target.refuse_shrinking(before - deletes, before)
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Read the source once for the rows that it has now. A wanted key that is not among them has left it."""
+        """Read the source once and yield the wanted rows. A wanted key that is not found has left the source."""
         return corrections.of_reading(self._batches(), {one.key for one in wanted}, batch_rows)
 
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, Sequence[Key]]]:

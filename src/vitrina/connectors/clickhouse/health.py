@@ -1,4 +1,4 @@
-"""Whether a ClickHouse server can be used: address, login and version, each with its next step."""
+"""Check whether a ClickHouse server can be used: address, login and version."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from vitrina.connectors.clickhouse.client import Session
 from vitrina.errors import VitrinaError
 from vitrina.ports.connector import Finding
 
-# Somebody waits, and a server that is there answers this at once.
+# A user waits for the result, and a running server answers at once.
 TIMEOUT_SECONDS = 10.0
-# Before it, ReplacingMergeTree knows no column for deleted rows.
+# Earlier versions of ReplacingMergeTree have no column for deleted rows.
 OLDEST = (23, 8)
 
 
 def server_of(url: str) -> str | None:
-    """Return what tells the server from others; None when it does not say."""
+    """Return what identifies the server; None if it does not report it."""
     session = Session(url, timeout_seconds=TIMEOUT_SECONDS)
     try:
         found = str(session.value("SELECT toString(serverUUID())"))
@@ -23,7 +23,7 @@ def server_of(url: str) -> str | None:
 
 
 def check(url: str) -> Iterator[Finding]:
-    """Log in and ask the server what it is; nothing is written."""
+    """Log in and identify the server; write nothing."""
     try:
         session = Session(url, timeout_seconds=TIMEOUT_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""Loads into ClickHouse: a generation that is built aside and shown in one step, and parts that are merged."""
+"""Load rows into ClickHouse: a generation that is built aside and shown in one step, or parts that are merged."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,17 +14,17 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.live import RefuseDeletes, Stale
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
 
-# What the checkpoint knows the target by: the load that built what is shown.
+# The checkpoint's key for the load that built what is shown.
 IDENTITY = "clickhouse"
 # Batches that may wait for an insert; they are inserted together.
 AHEAD = 16
-# Fewer deleted rows are not worth reading the table for.
+# With fewer deleted rows, cleaning is not worth reading the table.
 FEWEST_TOMBSTONES = 10_000
 _HOUR_MS = 3_600_000
 
 
 class GenerationLoad(BaseLoad):
-    """A table that is built aside, then shown in one step, or added to what is shown where others write there, too."""
+    """Build a table aside, then show it in one step; where other pipelines write too, add its rows to what is shown."""
 
     def __init__(self, target: OpenedTable, loading: Loading) -> None:
         self._target = target
@@ -33,24 +33,22 @@ class GenerationLoad(BaseLoad):
         self.name = loading.name
         self._generation: Named | None = None
 
-    # --- beginning, or going on ------------------------------------------------------------------------------------
-
     def obstacle(self, found: Checkpoint) -> str | None:
         if self.is_shown or self._find() is not None:
             return None
-        return "the unfinished generation is gone"
+        return "the unfinished generation is missing"
 
     @property
     def is_shown(self) -> bool:  # type: ignore[override]
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         return self.name is not None and shown is not None and shown.load == self.name
 
     def _find(self) -> Named | None:
-        return self._target.patiently(lambda: self._tables.generation(self.name or ""))
+        return self._target.retry_while_blocked(lambda: self._tables.generation(self.name or ""))
 
     def begin(self, fence: Fence) -> None:
         self.name = new_load()
-        self._generation = self._target.patiently(self._create)
+        self._generation = self._target.retry_while_blocked(self._create)
         fence.after()
         failpoints.hit("load.begun")
         self._discard_others()
@@ -66,9 +64,9 @@ class GenerationLoad(BaseLoad):
         return self._tables.create_like(shown.generation, "g", self.name or "")
 
     def _discard_others(self) -> None:
-        """Drop what abandoned loads left; otherwise it would occupy disk space for good."""
+        """Drop what abandoned loads left, which would otherwise occupy disk space permanently."""
         kept = {self.name}
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         for one in self._tables.objects("g"):
             if one.owner == self._tables.owner and one.load not in kept and (not shown or str(one) != shown.generation):
                 self._tables.drop(one)
@@ -77,9 +75,11 @@ class GenerationLoad(BaseLoad):
         if self.is_shown:
             return False
         self._generation = self._find()
-        gone = self._target.patiently(lambda: self._tables.discard_uncounted(self._required, fence.found.accepted))
-        if gone:
-            self._target.context.log("info", "load.uncounted_discarded", rows=gone)
+        discarded = self._target.retry_while_blocked(
+            lambda: self._tables.discard_uncounted(self._required, fence.found.accepted)
+        )
+        if discarded:
+            self._target.context.log("info", "load.uncounted_discarded", rows=discarded)
         return True
 
     @property
@@ -87,8 +87,6 @@ class GenerationLoad(BaseLoad):
         if self._generation is None:
             raise RuntimeError("a load is begun before it is used")
         return self._generation
-
-    # --- rows ------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def writer(self) -> Iterator[GroupingWriter]:
@@ -101,16 +99,14 @@ class GenerationLoad(BaseLoad):
             writer.drain()
 
     def _insert(self, what: Inserting) -> None:
-        """Insert rows as they are: versions of a key are found by the check, and merged later.
+        """Insert rows unchanged: several versions of a key are found by the check, and merged later.
 
-        A table that is one part gets it merged by the insert, so that its readers need not merge.
+        If one insert holds all rows, the server merges it on insert, so that readers need not merge.
         """
         target, path = self._target, self._tables.path(self._required)
         settings = {} if what.may_be_all else {"optimize_on_insert": 0}
-        target.patiently_aside(lambda: target.server.insert(path, what.rows, token=what.token, **settings))
+        target.retry_insert(lambda: target.server.insert(path, what.rows, token=what.token, **settings))
         failpoints.hit("clickhouse.inserted")
-
-    # --- showing it ------------------------------------------------------------------------------------------------
 
     def publish(self, fence: Fence) -> Counts:
         target = self._target
@@ -118,20 +114,20 @@ class GenerationLoad(BaseLoad):
         if not self.is_shown:
             self._check(fence.found)
             failpoints.hit("clickhouse.checked")
-            target.patiently(self._switch)
+            target.retry_while_blocked(self._switch)
         failpoints.hit("publish.applied")
-        shown = target.patiently(self._tables.shown)
+        shown = target.retry_while_blocked(self._tables.shown)
         fence.after(Done(counts, identity={IDENTITY: shown.load if shown else None}))
         return counts
 
     def _check(self, found: Checkpoint) -> None:
-        """Discard uncounted rows, then refuse surplus rows, repeated keys and a target that would shrink too much."""
+        """Discard uncounted rows, then refuse extra rows, repeated keys and a target that would shrink too much."""
         target, tables, name = self._target, self._tables, self._required
         versioned = target.options.is_versioned if target.has_layout else True
-        target.patiently(lambda: tables.discard_uncounted(name, found.accepted))
-        rows = target.patiently(lambda: tables.count(name, final=versioned))
+        target.retry_while_blocked(lambda: tables.discard_uncounted(name, found.accepted))
+        rows = target.retry_while_blocked(lambda: tables.count(name, final=versioned))
         if not versioned and self._loading.refuses_repeats:
-            rows -= target.patiently(self._repeats)
+            rows -= target.retry_while_blocked(self._repeats)
         if rows > found.rows:
             raise StageLost(f"the unfinished generation {name} holds {rows:,} rows, {found.rows:,} were counted")
         if rows < found.rows and self._loading.refuses_repeats:
@@ -150,7 +146,7 @@ class GenerationLoad(BaseLoad):
         return int(found or 0)
 
     def _switch(self) -> None:
-        """Let the plain name show the new generation (`Tables.show`), or add its rows where nothing is deleted."""
+        """Point the plain name at the new generation (`Tables.show`), or add its rows if nothing is deleted."""
         shown = self._tables.shown()
         if shown is not None and not self._loading.deletes:
             self._target.context.require_held()
@@ -158,7 +154,7 @@ class GenerationLoad(BaseLoad):
             return
         columns = list(self._tables.columns(str(self._required)))
         if not columns:
-            raise LeaseLost(f"{self._required} is gone: another runner took the pipeline over")
+            raise LeaseLost(f"{self._required} was removed: another runner took the pipeline over")
         if self._target.has_layout:
             key, versioned = self._target.layout.key, self._target.options.is_versioned
         else:
@@ -177,7 +173,7 @@ class GenerationLoad(BaseLoad):
 
 
 class MergeLoad(BaseLoad):
-    """Parts that are written aside and added to what is shown, one by one; of a key's versions the latest counts."""
+    """Write parts aside and add them to what is shown, one by one. The latest version of a key counts."""
 
     def __init__(self, target: OpenedTable, loading: Loading) -> None:
         self._target = target
@@ -188,8 +184,8 @@ class MergeLoad(BaseLoad):
         self._load = new_load()
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """Report a target that is not the generation of earlier passes; what they delivered is in no other."""
-        shown = self._target.patiently(self._tables.shown)
+        """Return why the target is not the generation of earlier passes, which alone holds what they delivered."""
+        shown = self._target.retry_while_blocked(self._tables.shown)
         known = found.identity.get(IDENTITY)
         if not (found.safe_upto or found.last_key) or known is None:
             return None
@@ -198,11 +194,11 @@ class MergeLoad(BaseLoad):
         return None
 
     def begin(self, fence: Fence) -> None:
-        shown = self._shown = self._target.patiently(self._current)
+        shown = self._shown = self._target.retry_while_blocked(self._current)
         fence.after(Done(identity={IDENTITY: shown.load}))
 
     def _current(self) -> Shown:
-        """Find what is shown, create it when it is missing, and add the columns that the run writes."""
+        """Return what is shown; create it if it is missing, and add the columns that the run writes."""
         target, tables = self._target, self._tables
         held = target.context.require_held
         shown = tables.shown()
@@ -211,7 +207,7 @@ class MergeLoad(BaseLoad):
             tables.show(str(made), made.load, target.layout.key, target.layout.names, versioned=True, still_held=held)
             shown = tables.shown()
         if shown is None:
-            raise TransientError(f"{tables} was dropped at this moment")
+            raise TransientError(f"{tables} was dropped just now")
         if missing := target.missing_fields(shown):
             held()
             tables.add_columns(shown.generation, missing)
@@ -229,7 +225,7 @@ class MergeLoad(BaseLoad):
     def writer(self) -> Iterator[GroupingWriter]:
         target, options = self._target, self._target.definition.options
         converter = Converter(target.layout, options.delete_when, merges=True, watched=self._loading.watched)
-        # Each part has a table of its own: nothing of the next one is added with it.
+        # Each part has its own table, so that nothing of the next part is added with it.
         writer = self._writer = target.keep(GroupingWriter(converter, self._insert, ahead=0, groups=False))
         try:
             yield writer
@@ -248,7 +244,7 @@ class MergeLoad(BaseLoad):
             tables.create_like(self._current_shown.generation, "s", stage.load)
             target.server.insert(tables.path(stage), what.rows, token=what.token)
 
-        target.patiently_aside(move)
+        target.retry_insert(move)
         failpoints.hit("clickhouse.inserted")
 
     def commit(self, part: Part, fence: Fence) -> None:
@@ -264,44 +260,42 @@ class MergeLoad(BaseLoad):
     def _merge(self, number: int, *, pieces: int) -> None:
         target, tables, stage = self._target, self._tables, self._stage(number)
         if pieces > 1:
-            target.patiently(lambda: tables.merge_pieces(stage))
-        # The stage was made before: if the claim is still ours now, whoever takes over finds and drops it.
+            target.retry_while_blocked(lambda: tables.merge_pieces(stage))
+        # The stage exists already: if the claim still holds now, a runner that takes over later finds and drops it.
         target.context.require_held()
         failpoints.hit("clickhouse.checked")
-        target.patiently(lambda: tables.attach(stage, self._current_shown.generation))
+        target.retry_while_blocked(lambda: tables.attach(stage, self._current_shown.generation))
         failpoints.hit("merge.applied")
 
-    # --- following a source ----------------------------------------------------------------------------------------
-
     def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
-        """Add tombstones of the rows that left to the part, then show both in one step.
+        """Add tombstones of the rows that left the source to the part, then show both in one step.
 
-        Readers see whole batches. What an older claim still sends has lower versions, and no table to arrive in.
+        Readers see whole batches. Late inserts of an older claim have lower versions, and their table no longer exists.
         """
         self._refuse_replaced()
-        gone, pieces = self._absent(stale, read), self._pieces(part)
-        refuse(len(gone), lambda: len(gone))
-        if gone:
-            self._insert_tombstones(gone, part.number)
+        absent, pieces = self._absent(stale, read), self._pieces(part)
+        refuse(len(absent), lambda: len(absent))
+        if absent:
+            self._insert_tombstones(absent, part.number)
             pieces += 1
         if pieces:
             self._merge(part.number, pieces=pieces)
-        counts = part.counts + Counts(deleted=len(gone))
+        counts = part.counts + Counts(deleted=len(absent))
         fence.after(Done(counts))
         if pieces:
             _clean(self._target, lambda: self._tables.drop(self._stage(part.number)))
         return counts
 
     def _refuse_replaced(self) -> None:
-        shown = self._target.patiently(self._tables.shown)
+        shown = self._target.retry_while_blocked(self._tables.shown)
         if shown is None or shown.load != self._current_shown.load:
-            raise TransientError(f"{self._tables} was deleted or replaced by hand at this moment")
+            raise TransientError(f"{self._tables} was deleted or replaced by hand just now")
 
     def _absent(self, stale: Stale, read: Sequence[Key]) -> list[Key]:
         from vitrina.connectors.clickhouse.absent import absent_keys
 
         table = self._tables.path(self._current_shown.generation)
-        return self._target.patiently(lambda: absent_keys(self._target, table, stale, read))
+        return self._target.retry_while_blocked(lambda: absent_keys(self._target, table, stale, read))
 
     def _insert_tombstones(self, keys: Sequence[Key], number: int) -> None:
         part = PartId(self._tables.owner.epoch, number)
@@ -309,12 +303,10 @@ class MergeLoad(BaseLoad):
         self._insert(Inserting(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove"))
 
     def count_rows(self) -> int:
-        return self._target.patiently(lambda: self._target.count_shown(self._current_shown))
-
-    # --- repairing -------------------------------------------------------------------------------------------------
+        return self._target.retry_while_blocked(lambda: self._target.count_shown(self._current_shown))
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
-        """Write that these keys are deleted, as part `number`."""
+        """Write tombstones for these keys, as part `number`."""
         counts = Counts(deleted=self._count_of(keys))
         self._insert_tombstones(keys, number)
         self._merge(number, pieces=1)
@@ -329,7 +321,7 @@ class MergeLoad(BaseLoad):
         return TableSide(self._target, shown, (), is_source=False).count_of(keys)
 
     def discard(self) -> None:
-        """Remove what was deleted long ago."""
+        """Remove rows that were deleted long ago."""
         epoch = self._tables.owner.epoch
         horizon = min(epoch, epoch - self._target.options.tombstone_hours * _HOUR_MS)
         if horizon > 0:

@@ -1,7 +1,7 @@
-"""Names of what a target keeps beside itself: generations, stages and views, each with the claim that it belongs to.
+"""Name what a target keeps beside itself: generations, stages and views, each with the claim that owns it.
 
-A name says which try of which claim may use an object. A runner that takes over drops or renames what older tries
-have. From then on their statements fail, because the name does not exist.
+A name says which attempt of which claim may use an object. A runner that takes over drops or renames the objects of
+older attempts. From then on their statements fail, because the name does not exist.
 """
 
 import re
@@ -14,11 +14,11 @@ Kind = Literal["g", "s", "v", "r"]
 
 @dataclass(frozen=True)
 class Owner:
-    """One try of one claim of one pipeline."""
+    """Identify one attempt of one claim of one pipeline."""
 
     pipeline: str  # eight hexadecimal digits
     epoch: int
-    attempt: str  # drawn when a target is opened
+    attempt: str  # random, drawn when a target is opened
 
     @classmethod
     def drawn(cls, pipeline_hex: str, epoch: int) -> "Owner":
@@ -30,7 +30,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Named:
-    """One object. g: a generation; s: a part to be merged; v: a view to be shown; r: rows of a comparison."""
+    """Name one object. g: a generation; s: a part to be merged; v: a view to be shown; r: rows of a comparison."""
 
     table: str
     kind: Kind
@@ -45,7 +45,7 @@ class Named:
 
 
 def new_load() -> str:
-    """Draw the name of a load, which stays the same when another run resumes it."""
+    """Return a random name for a load, which stays the same when another run resumes it."""
     return secrets.token_hex(6)
 
 

@@ -1,11 +1,11 @@
-"""A ClickHouse table that is open for writing: its server, its layout, and what loads and comparisons ask of it."""
+"""Open a ClickHouse table for writing: its server, its layout, and what loads and comparisons need of it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from vitrina.connectors.clickhouse import types
-from vitrina.connectors.clickhouse.client import Missing, Session, patiently
+from vitrina.connectors.clickhouse.client import Missing, Session, retry_while_blocked
 from vitrina.connectors.clickhouse.options import ClickHouseOptions
 from vitrina.connectors.clickhouse.tables import Layout, Shown, Tables
 from vitrina.connectors.clickhouse.writer import GroupingWriter
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OpenedTable:
-    """A view under the plain name, and the generation that it shows; `ClickHouseTarget` makes a target of it."""
+    """Hold a view under the plain name and the generation that it shows; `ClickHouseTarget` makes a target of it."""
 
     form: Form = "natural"
 
@@ -34,7 +34,7 @@ class OpenedTable:
         self._writers: list[GroupingWriter] = []
 
     def missing_fields(self, shown: Shown) -> list[types.Field]:
-        """Compare with what is shown: columns that it lacks are added on request, the rest is refused by name."""
+        """Return the columns that the shown table lacks and that may be added. Refuse other differences by name."""
         layout = self.layout
         if shown.key != layout.key:
             raise TargetMismatch(
@@ -75,18 +75,18 @@ class OpenedTable:
     def release(self, writer: GroupingWriter) -> None:
         self._writers.remove(writer)
 
-    def patiently(self, move: Callable[[], T]) -> T:
+    def retry_while_blocked(self, move: Callable[[], T]) -> T:
         """Repeat a move on the run's own thread while the server is busy or unreachable. It must be safe to repeat."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)
             self.context.show()
 
-        return patiently(move, self.context.wait, tell)
+        return retry_while_blocked(move, self.context.wait, tell)
 
-    def patiently_aside(self, move: Callable[[], T]) -> T:
-        """Repeat a move in the same way on a thread that inserts."""
-        return patiently(move, self.context.wait, self.context.tell)
+    def retry_insert(self, move: Callable[[], T]) -> T:
+        """Repeat a move in the same way, on the inserting thread."""
+        return retry_while_blocked(move, self.context.wait, self.context.tell)
 
     def count_shown(self, shown: Shown) -> int:
         with self._refusing_dropped(shown):
@@ -102,22 +102,22 @@ class OpenedTable:
             yield
         except Missing as exc:
             raise TargetMismatch(
-                f"{self.tables} shows {shown.generation}, which somebody dropped: drop the view, and run the pipeline"
+                f"{self.tables} shows {shown.generation}, which was dropped: drop the view, and run the pipeline"
             ) from exc
 
     def refuse_shrinking_to(self, rows: int) -> None:
         """Refuse to replace what is shown by so few rows.
 
-        The server knows at once how many versions of rows there are, and never fewer than rows. The rows themselves
-        are counted only if that many would be too many.
+        The server knows at once how many row versions there are, which is never less than the number of rows. The rows
+        themselves are counted only if that many would be refused.
         """
-        shown = self.patiently(self.tables.shown)
+        shown = self.retry_while_blocked(self.tables.shown)
         if shown is None:
             return
         with self._refusing_dropped(shown):
-            at_most = self.patiently(lambda: self.tables.count(shown.generation, final=False))
+            at_most = self.retry_while_blocked(lambda: self.tables.count(shown.generation, final=False))
         if self._shrinks_too_much(rows, at_most):
-            self.refuse_shrinking(rows, self.patiently(lambda: self.count_shown(shown)))
+            self.refuse_shrinking(rows, self.retry_while_blocked(lambda: self.count_shown(shown)))
 
     def _shrinks_too_much(self, rows: int, before: int) -> bool:
         return rows == 0 or rows < before * (1 - self.definition.options.shrink_limit)
@@ -126,7 +126,7 @@ class OpenedTable:
         options = self.definition.options
         if rows == 0 and before and not options.allow_empty:
             raise ShrinkRefused(
-                f"the source has no rows, but {self.tables} shows {before:,}; if it shall be emptied, set"
+                f"the source has no rows, but {self.tables} shows {before:,}; if it should be emptied, set"
                 " options.allow_empty",
                 EMPTY,
             )

@@ -1,6 +1,6 @@
-"""`options.clickhouse` of a pipeline: what its table is made of.
+"""Define `options.clickhouse` of a pipeline: how its table is built.
 
-Every expression is taken apart here: none reaches the server as it was written.
+Every expression is parsed here; none reaches the server as it was written.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-# What a partition may be computed with. Anything else could read files or other servers.
+# Functions that a partition may be computed with. Others could read files or other servers.
 _PARTITION_FUNCTIONS = frozenset({
     "toDate", "toMonday", "toStartOfDay", "toStartOfHour", "toStartOfMonth", "toStartOfQuarter", "toStartOfWeek",
     "toStartOfYear", "toYYYYMM", "toYYYYMMDD", "toYear",
@@ -29,13 +29,13 @@ Engine = Literal["ReplacingMergeTree", "MergeTree", "ReplicatedReplacingMergeTre
 
 
 class ClickHouseOptions(BaseModel):
-    """What the table of one pipeline is made of, in `options.clickhouse`."""
+    """Set how the table of one pipeline is built, in `options.clickhouse`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     engine: Engine = Field(
         "ReplacingMergeTree",
-        description="`MergeTree` holds no versions: for full loads alone, which read faster and cannot be repaired.",
+        description="`MergeTree` holds no versions: only for full loads, which are read faster and cannot be repaired.",
     )
     order_by: list[str] | None = Field(
         None, max_length=32, description="Columns that the table is sorted by; with versions, those of `target_key`."
@@ -58,7 +58,7 @@ class ClickHouseOptions(BaseModel):
         default_factory=list, description="Columns that are written as their text, such as a numeric without limits."
     )
     tombstone_hours: int = Field(
-        168, ge=1, le=87_600, description="Deleted rows are removed for good after this many hours."
+        168, ge=1, le=87_600, description="Deleted rows are removed permanently after this many hours."
     )
 
     @field_validator("partition_by")
@@ -98,12 +98,12 @@ class ClickHouseOptions(BaseModel):
 
     @property
     def partition(self) -> tuple[str | None, str] | None:
-        """The function, if any, and the column."""
+        """Return the function, if any, and the column."""
         found = _PARTITION.fullmatch(self.partition_by.strip()) if self.partition_by else None
         return (found["function"], found["argument"] or found["column"]) if found else None
 
     @property
     def expiry(self) -> tuple[str, int, str] | None:
-        """The column, the number and the unit."""
+        """Return the column, the number and the unit."""
         found = _TTL.fullmatch(self.ttl.strip()) if self.ttl else None
         return (found["column"], int(found["number"]), found["unit"].upper()) if found else None

@@ -1,4 +1,4 @@
-"""What a table in ClickHouse shows: rows, size, and of each column NULLs, distinct values, ends and frequent values."""
+"""Profile a ClickHouse table: rows, size, and for each column NULLs, distinct, least, greatest and frequent values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from vitrina.connectors.clickhouse.client import Session, quoted
 from vitrina.connectors.clickhouse.tables import Shown, Tables
 from vitrina.ports.profile import LONGEST_SHOWN, TOP_VALUES, ColumnProfile, TargetProfile
 
-# Of a larger table, columns are looked at in a sample of about so many rows.
+# In a larger table, columns are profiled on a sample of about so many rows.
 MOST_ROWS = 1_000_000
 _WITHOUT_ORDER = ("Array", "Map", "Tuple", "JSON", "Object", "Variant", "Dynamic")
 
 
 def profile(session: Session, tables: Tables, shown: Shown) -> TargetProfile:
-    """Ask through the view, as readers do."""
+    """Query the view, as readers do."""
     rows = int(session.value(f"SELECT count() FROM {tables.path(tables.table)}"))
     kinds = tables.columns(shown.generation)
     looked_at = _looked_at(tables, shown, rows)
@@ -26,7 +26,7 @@ def profile(session: Session, tables: Tables, shown: Shown) -> TargetProfile:
 
 
 def _looked_at(tables: Tables, shown: Shown, rows: int) -> str:
-    """Build the FROM item: the view, or rows whose keys' hashes choose them, the same for every column."""
+    """Return the FROM item: the view, or a sample chosen by the hash of the key, the same for every column."""
     view = tables.path(tables.table)
     if rows <= MOST_ROWS:
         return view
@@ -37,7 +37,7 @@ def _looked_at(tables: Tables, shown: Shown, rows: int) -> str:
 def _outputs(name: str, kind: str) -> str:
     value = quoted(name)
     ordered = not any(word in kind for word in _WITHOUT_ORDER)
-    # An aggregate over no rows gives a default instead of NULL unless it is asked for NULL.
+    # An aggregate over no rows returns a default unless NULL is requested.
     ends = [f"substringUTF8(toString({function}OrNull({value})), 1, {LONGEST_SHOWN})" for function in ("min", "max")]
     return ", ".join([f"countIf(isNull({value}))", f"uniqExact({value})", *(ends if ordered else ["NULL", "NULL"])])
 
@@ -46,7 +46,7 @@ def _column(session: Session, looked_at: str, name: str, kind: str, found: Seque
     value = quoted(name)
     top = session.rows(
         f"SELECT substringUTF8(toString(v), 1, {LONGEST_SHOWN}), c FROM (SELECT {value} AS v, count() AS c FROM"
-        # Values that come once are as frequent as all others.
+        # Values that occur once are never the most frequent.
         f" {looked_at} WHERE isNotNull({value}) GROUP BY v HAVING c > 1)"
         f" ORDER BY c DESC, toString(v) LIMIT {TOP_VALUES}"
     )

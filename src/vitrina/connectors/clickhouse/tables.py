@@ -1,11 +1,11 @@
-"""What a target is in ClickHouse: a view under the plain name, the generation that it shows, and what is being built.
+"""Manage a target in ClickHouse: a view under the plain name, the generation that it shows, and what is being built.
 
-The order of moves is what keeps a late runner out:
+The order of steps keeps a late runner out:
 
-- An object that can become visible is made first, then the metastore is asked whether the claim is still ours, then the
-  object is used. A runner that takes over moves the claim first and then removes what older tries have made.
-- Taking over drops the views of older tries before it looks at what is shown: from then on no other runner can switch,
-  so that what is not shown now stays unshown, and may be renamed.
+- An object that can become visible is created first, then the metastore is asked whether the claim still holds, then
+  the object is used. A runner that takes over moves the claim first and then removes what older attempts created.
+- Taking over drops the views of older attempts before it reads what is shown. From then on no other runner can switch
+  the view, so what is not shown now stays unshown and may be renamed.
 """
 
 import json
@@ -24,13 +24,13 @@ from vitrina.ports.checkpoint import Accepted
 
 VERSION, DELETED = "_version", "_deleted"
 _PART_BITS = 22
-# Inserts of a part that came twice are told by their tokens: so many of them a table remembers.
+# How many insert tokens a table remembers, by which the server recognises a repeated insert of a part.
 _REMEMBERED_INSERTS = 10_000
 _ENDING_SECONDS = 60.0
 
 
 def version_of(epoch: int, number: int) -> int:
-    """Compute the version of a part's rows. It grows with the claim, then with the part."""
+    """Return the version of a part's rows. It grows with the claim, then with the part."""
     if not 0 <= number < 1 << _PART_BITS:
         raise FatalError(f"part {number:,} does not fit a row's version: raise batch_size")
     return epoch << _PART_BITS | number
@@ -38,7 +38,7 @@ def version_of(epoch: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class Shown:
-    """What the plain name shows."""
+    """Describe what the plain name shows."""
 
     generation: str
     load: str
@@ -48,7 +48,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a generation is made."""
+    """Describe how a generation is built."""
 
     fields: tuple[Field, ...]
     key: tuple[str, ...]
@@ -60,7 +60,7 @@ class Layout:
 
 
 class Tables:
-    """The objects of one target, as one try of a claim may use them."""
+    """Manage the objects of one target on behalf of one attempt of a claim."""
 
     def __init__(self, session: Session, database: str, table: str, owner: Owner, *, shared: bool) -> None:
         self._session = session
@@ -75,10 +75,8 @@ class Tables:
     def path(self, name: object) -> str:
         return f"{quoted(self.database)}.{quoted(str(name))}"
 
-    # --- looking ---------------------------------------------------------------------------------------------------
-
     def shown(self) -> Shown | None:
-        """Find what the plain name shows. Refuse an object that Vitrina did not make."""
+        """Return what the plain name shows. Refuse an object that Vitrina did not create."""
         found = self._session.rows(
             "SELECT engine, comment FROM system.tables WHERE database = {db:String} AND name = {name:String}",
             {"db": self.database, "name": self.table},
@@ -95,7 +93,7 @@ class Tables:
         return Shown(notes["generation"], notes["load"], tuple(notes["key"]), notes["versioned"])
 
     def objects(self, *kinds: Kind) -> list[Named]:
-        """List the objects beside the plain name. On a shared target, only those of the own pipeline."""
+        """Return the objects beside the plain name. On a shared target, only those of this pipeline."""
         found = self._session.rows(
             "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})",
             {"db": self.database, "prefix": f"{self.table}__"},
@@ -108,7 +106,7 @@ class Tables:
         ]
 
     def generation(self, load: str) -> Named | None:
-        """Find the generation of an unfinished load that this try has taken over."""
+        """Return the generation of an unfinished load that this attempt has taken over."""
         return next((one for one in self.objects("g") if one.load == load and one.owner == self.owner), None)
 
     def columns(self, name: str) -> dict[str, str]:
@@ -125,10 +123,8 @@ class Tables:
     def is_empty(self, name: object, *, final: bool) -> bool:
         return not self._session.rows(f"SELECT 1 FROM {self.path(name)}{' FINAL' if final else ''} LIMIT 1")
 
-    # --- taking over -----------------------------------------------------------------------------------------------
-
     def seize(self) -> None:
-        """Take over from older tries: nothing that they send from here on becomes visible."""
+        """Take over from older attempts: nothing that they send from now on becomes visible."""
         found = self.objects("g", "s", "v")
         self._leave_if_late(found)
         for one in found:
@@ -144,24 +140,24 @@ class Tables:
     def _leave_if_late(self, found: Sequence[Named]) -> None:
         later = [one for one in found if one.owner.epoch > self.owner.epoch and self._counts_as_later(one)]
         if later:
-            raise LeaseLost(f"{self} is being written by a later claim than {self.owner.epoch}")
+            raise LeaseLost(f"{self} is written by a later claim than {self.owner.epoch}")
 
     def _counts_as_later(self, one: Named) -> bool:
         return one.owner.pipeline == self.owner.pipeline or not self._shared
 
     def _take(self, one: Named) -> None:
-        """Rename a generation that is not shown, so that the server refuses an insert under its old name."""
+        """Rename a generation that is not shown, so that the server refuses inserts under its old name."""
         try:
             self._session.command(f"RENAME TABLE {self.path(one)} TO {self.path(one.owned_by(self.owner))}")
         except Missing:
             self._leave_if_late(self.objects("g", "s", "v"))
 
     def _end_older_statements(self) -> None:
-        """End statements of older tries and wait for their end; renaming a table does not stop an insert into it."""
+        """Kill statements of older attempts and wait for their end. A rename does not stop an insert into the table."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while running := self._older_statements():
             if time.monotonic() > deadline:
-                raise TransientError(f"a statement of an older run is still at work on {self}: {running[0]}")
+                raise TransientError(f"a statement of an older run is still running on {self}: {running[0]}")
             names = ", ".join(map(literal, running))
             self._session.command(f"KILL QUERY WHERE query_id IN ({names}) SYNC")
 
@@ -179,8 +175,6 @@ class Tables:
         if owner == str(self.owner) or (self._shared and not same_pipeline):
             return False
         return epoch.isdigit() and int(epoch) <= self.owner.epoch
-
-    # --- building --------------------------------------------------------------------------------------------------
 
     def create_generation(self, layout: Layout, load: str | None = None) -> Named:
         made = Named(self.table, "g", self.owner, load or new_load())
@@ -208,18 +202,18 @@ class Tables:
         return left
 
     def attach(self, source: Named, into: str) -> None:
-        """Add all rows of one table to another, in one step. When that is repeated, versions tell the rows apart."""
+        """Add all rows of one table to another, in one step. Repeating it is safe, because rows have versions."""
         try:
             self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(source)}")
         except Missing as exc:
             raise self._too_late(exc) from exc
 
     def snapshot(self, name: str, into: Named) -> None:
-        """Put the rows that a table has now into another; parts are linked, not copied."""
+        """Add the current rows of a table to another; parts are linked, not copied."""
         self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(name)}")
 
     def drop_left_comparisons(self) -> None:
-        """Drop tables of comparisons whose runner died: those older than a day, which no comparison takes."""
+        """Drop comparison tables that are older than a day, which no running comparison is."""
         found = self._session.rows(
             "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})"
             " AND metadata_modification_time < now() - INTERVAL 1 DAY",
@@ -235,14 +229,12 @@ class Tables:
     def drop(self, name: object) -> None:
         self._session.command(f"DROP TABLE IF EXISTS {self.path(name)}")
 
-    # --- showing ---------------------------------------------------------------------------------------------------
-
     def show(self, generation: str, load: str, key: Sequence[str], columns: Sequence[str], *, versioned: bool,
              still_held: Callable[[], object], again: bool = False) -> None:  # fmt: skip
-        """Let the plain name show a generation, in one step. May be repeated after a reply that was lost.
+        """Point the plain name at a generation, in one step. Repeating it after a lost reply is safe.
 
-        Each try has a view of its own and drops those of tries before it. A delayed request therefore finds nothing
-        to exchange.
+        Each attempt creates its own view and drops those of earlier attempts, so a delayed request finds nothing to
+        exchange.
         """
         before = self.shown()
         if before and before.load == load and not again:
@@ -268,14 +260,14 @@ class Tables:
         except Missing as exc:
             raise self._too_late(exc) from exc
         except Exists as exc:
-            raise TransientError(f"{self} was made by somebody else at this moment") from exc
+            raise TransientError(f"{self} was created by another process just now") from exc
         self.drop(view)
 
     def _too_late(self, exc: Missing) -> LeaseLost:
         return LeaseLost(f"{self} is not changed: another runner took the pipeline over ({exc.message})")
 
     def discard_unshown(self) -> list[str]:
-        """Drop what this claim and those before it left that is not shown."""
+        """Drop what this claim and earlier ones left that is not shown."""
         shown = self.shown()
         if shown is None:
             return []
@@ -285,16 +277,14 @@ class Tables:
             self.drop(name)
         return dropped
 
-    # --- rows that were deleted ------------------------------------------------------------------------------------
-
     def clean_tombstones(self, shown: Shown, before_epoch: int, at_least: int) -> int:
-        """Remove for good what earlier claims deleted long ago: the rows first, then their tombstones.
+        """Remove permanently what earlier claims deleted long ago: the rows first, then their tombstones.
 
-        In the other order a row would be visible again between the two.
+        In the other order a row would become visible again in between.
         """
         name, key = self.path(shown.generation), ", ".join(map(quoted, shown.key))
         horizon = before_epoch << _PART_BITS
-        gone = (
+        keys = (
             f"SELECT {key} FROM {name} GROUP BY {key}"
             f" HAVING argMax({DELETED}, {VERSION}) = 1 AND max({VERSION}) < {horizon}"
         )
@@ -302,12 +292,12 @@ class Tables:
         if found < at_least:
             return 0
         for deleted in (0, 1):
-            self._session.command(f"ALTER TABLE {name} DELETE WHERE {DELETED} = {deleted} AND ({key}) IN ({gone})")
+            self._session.command(f"ALTER TABLE {name} DELETE WHERE {DELETED} = {deleted} AND ({key}) IN ({keys})")
         return found
 
 
 def comment_prefix(database: str, table: str) -> str:
-    """Build the text that stands before the owner in the server's list of statements."""
+    """Return the text that precedes the owner in the server's process list."""
     return f"vitrina {database}.{table}"
 
 
@@ -332,7 +322,7 @@ def _create(path: str, layout: Layout) -> str:
     columns = [f"{quoted(one.name)} {one.full_kind}" for one in layout.fields]
     columns += [f"{VERSION} UInt64", f"{DELETED} UInt8"]
     versions = f"({VERSION}, {DELETED})" if options.is_versioned else ""
-    # Its name is ours alone: if it is there, an answer was lost.
+    # Only this attempt uses the name: if the table exists, a reply was lost.
     clauses = [f"CREATE TABLE IF NOT EXISTS {path} ({', '.join(columns)})", f"ENGINE = {options.engine}{versions}"]
     if options.partition:
         function, column = options.partition

@@ -1,4 +1,4 @@
-"""A ClickHouse table as the target of a run."""
+"""Write a ClickHouse table as the target of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Rows may be refused by what a type holds: none of a full load, some of a long-running flow.
+# How many rows may be rejected because a type cannot hold them: none in a full load, some in a long-running flow.
 DEFAULT_BUDGET = {"full": 0, "incremental": 100, "live": 100}
 
 
@@ -37,12 +37,12 @@ def open_target(opening: Opening) -> "ClickHouseTarget":
 
 
 class ClickHouseTarget(OpenedTable, BaseTarget):
-    """A table as the target of a run."""
+    """Make a table the target of a run."""
 
     visible: Literal["part", "load"] = "load"
     takes_any_order = True
     corrects = True
-    # Each batch is a part of the table that the server has to merge: about one a second is what its makers advise.
+    # Each batch is a part that the server has to merge; ClickHouse's documentation advises about one a second.
     correction_seconds = 1.0
     letter_budget: Mapping[str, int] | None = DEFAULT_BUDGET
     no_shortcut_because = "the target is in ClickHouse"
@@ -50,10 +50,8 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
     def seize(self) -> None:
         self._reaching(self.tables.seize)
 
-    # --- preparing -------------------------------------------------------------------------------------------------
-
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
-        """Settle key, types and layout; nothing is created before a load begins."""
+        """Determine key, types and layout; create nothing before a load begins."""
         shown = self._reaching(self.tables.shown)
         self._layout = self._laid_out(wanted, shown)
         if self.definition.mode == "incremental" and shown is not None:
@@ -62,7 +60,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         return Prepared(self._layout.key, shown is not None, is_empty, tuple(self._layout.names))
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare to empty the target for a source without rows and columns, if it may. Its columns stay."""
+        """Prepare to empty the target for a source without rows and columns, if allowed. Its columns stay."""
         shown = self._reaching(self.tables.shown)
         if not replaces or shown is None or self.definition.options.shared_target:
             return None
@@ -73,12 +71,12 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         key = wanted.key or (shown.key if shown else None)
         if not key:
             raise TargetMismatch(f"{self.tables} needs target_key, the columns whose values tell rows apart")
-        gone = self.definition.options.delete_when
-        for name in (*key, *filter(None, [gone])):
+        deleted = self.definition.options.delete_when
+        for name in (*key, *filter(None, [deleted])):
             if name not in names:
                 raise TargetMismatch(f"column {name!r} is not in the query's result (it has: {', '.join(names)})")
         lacks = self._lacking(wanted, shown)
-        columns = [one for one in wanted.columns if one.name != gone and one.name not in lacks]
+        columns = [one for one in wanted.columns if one.name != deleted and one.name not in lacks]
         fields = types.fields_of(columns, key, self.options.as_string)
         layout = Layout(fields, tuple(key), self.options)
         self._refuse_layout(layout)
@@ -87,7 +85,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         return layout
 
     def _lacking(self, wanted: Wanted, shown: Shown | None) -> set[str]:
-        """Name the cursor columns that are read but that the table does not keep."""
+        """Return the cursor columns that are read but that the table does not keep."""
         if shown is None or self.definition.mode != "incremental":
             return set()
         return set(wanted.ignorable) - self.tables.columns(shown.generation).keys()
@@ -114,7 +112,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         if order is not None and set(order) != key:
             raise TargetMismatch(
                 f"options.clickhouse.order_by must have the columns of target_key ({', '.join(layout.key)}), in any"
-                " order: rows with versions are told apart by what they are sorted by; engine MergeTree takes any"
+                " order: row versions are distinguished by the sort columns; engine MergeTree accepts any"
             )
         if options.expiry and options.expiry[0] not in key:
             raise TargetMismatch(
@@ -124,7 +122,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
             )
 
     def _refuse_texts(self, layout: Layout) -> None:
-        """Refuse a key that is written as another text than the one by which changed rows name it."""
+        """Refuse a key that is written as other text than that by which changed rows name it."""
         if named := sorted(set(layout.key) & set(self.options.as_string)):
             raise TargetMismatch(
                 f"options.clickhouse.as_string names {', '.join(named)} of target_key, whose rows a live pipeline could"
@@ -142,8 +140,6 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         options = self.definition.options
         return (options.only_adds, options.delete_when, self.options.model_dump(mode="json"))
 
-    # --- comparing -------------------------------------------------------------------------------------------------
-
     def compare(self, looked: Looked) -> Comparison:
         from vitrina.connectors.clickhouse.comparison import TableComparison
 
@@ -155,13 +151,11 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         shown = self._reaching(self.tables.shown)
         return self._reaching(lambda: table_profile.profile(self.server, self.tables, shown)) if shown else None
 
-    # --- loading ---------------------------------------------------------------------------------------------------
-
     def open_load(self, loading: Loading) -> Load:
         return GenerationLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
 
     def close(self) -> None:
-        """Wait until nothing that was sent is still on its way, so that another try can begin."""
+        """Wait until no sent insert is still in flight, so that another attempt can begin."""
         for writer in self._writers:
             writer.drain()
         self.server.close()

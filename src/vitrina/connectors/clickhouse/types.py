@@ -1,6 +1,6 @@
-"""Which type of ClickHouse holds a column exactly, and what its values look like on their way there.
+"""Choose the ClickHouse type that holds a column exactly, and convert values to it.
 
-What no type holds is refused by the column's name, or travels as text where `options.clickhouse.as_string` says so.
+A column that no type can hold is refused by name, or written as text if `options.clickhouse.as_string` names it.
 """
 
 import json
@@ -37,7 +37,7 @@ _SCALARS: dict[str, tuple[str, pa.DataType]] = {
     "timestamp with time zone": ("DateTime64(6, 'UTC')", _UTC),
     "timestamp without time zone": ("DateTime64(6, 'UTC')", _UTC),
 }
-# Types of Postgres that ClickHouse has nothing for. Those that people make, such as enums, are exact as text.
+# PostgreSQL types without a ClickHouse equivalent. User-defined types, such as enums, are exact as text.
 _WITHOUT_A_PLACE = frozenset({
     "bit", "bit varying", "box", "cidr", "circle", "daterange", "datemultirange", "inet", "int4multirange", "int4range",
     "int8multirange", "int8range", "interval", "line", "lseg", "macaddr", "macaddr8", "money", "numeric",
@@ -46,14 +46,14 @@ _WITHOUT_A_PLACE = frozenset({
 })  # fmt: skip
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 _LARGEST_PRECISION, _DECIMAL128_DIGITS = 76, 38
-# What Date32 and DateTime64 hold.
+# The ranges of Date32 and DateTime64.
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2299, 12, 31)
 FIRST_MOMENT, LAST_MOMENT = datetime(1900, 1, 1), datetime(2299, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column of the table: its type there, without Nullable, and the Arrow type in which values are sent."""
+    """Describe a column of the table: its type there, without Nullable, and the Arrow type in which values are sent."""
 
     name: str
     kind: str
@@ -66,12 +66,12 @@ class Field:
 
     @property
     def full_kind(self) -> str:
-        """A key is never NULL, and ClickHouse has no NULL in place of an array."""
+        """Return the type with Nullable, except for a key, which is never NULL, and an array, which cannot be NULL."""
         return self.kind if self.is_key or self.is_array else f"Nullable({self.kind})"
 
 
 def fields_of(columns: Sequence[Column], key: Sequence[str], as_string: Sequence[str]) -> tuple[Field, ...]:
-    """Find a type for each column; everything that has none is named at once."""
+    """Return a field for each column. Raise with all columns that no type can hold."""
     unknown = sorted(set(as_string) - {column.name for column in columns})
     if unknown:
         raise TargetMismatch(f"options.clickhouse.as_string names {', '.join(unknown)}, which the query does not give")
@@ -95,7 +95,7 @@ def _refuse_odd_keys(keys: Sequence[Field]) -> None:
     for one in keys:
         if one.is_array or one.kind.startswith("Float") or one.sent_as == pa.binary():
             raise TargetMismatch(
-                f"target_key column {one.name!r} is {one.kind}, whose values are not told apart exactly"
+                f"target_key column {one.name!r} is {one.kind}, whose values cannot be compared exactly"
             )
 
 
@@ -122,11 +122,8 @@ def _decimal(pg_type: str) -> tuple[str, pa.DataType] | None:
     return f"Decimal({precision}, {scale})", made(precision, scale)
 
 
-# --- values --------------------------------------------------------------------------------------------------------
-
-
 def sent(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
-    """Convert a column from its natural Arrow type to the one in which it is sent; nothing is rounded."""
+    """Convert a column from its natural Arrow type to the one in which it is sent, without rounding."""
     kind, wanted = column.type, field.sent_as
     if isinstance(kind, pa.BaseExtensionType):
         column = _storage(column)
@@ -180,7 +177,7 @@ def _text_of(value: Any) -> Any:
 
 
 def unfit(column: pa.ChunkedArray, field: Field) -> tuple[pa.ChunkedArray, str] | None:
-    """Find the rows whose value the type does not hold, and say why; None where all fit."""
+    """Return the rows whose value the type cannot hold, and the reason; None if all fit."""
     if field.is_array:
         if column.null_count:
             return pc.is_null(column), f"{field.name} is NULL, and ClickHouse has no NULL in place of an array"
@@ -210,16 +207,13 @@ def _outside(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return pc.or_(pc.less(values, first), pc.greater(values, last))
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
-
-
 def key_texts(column: pa.ChunkedArray) -> list[str | None]:
-    """Write the values of a key's column as texts that ClickHouse reads back, one for each value."""
+    """Return the values of a key's column as text that ClickHouse reads back."""
     return [None if value is None else _key_text(value) for value in readable(column).to_pylist()]
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Write dates and timestamps as text, including those of years that Python does not support."""
+    """Return dates and timestamps as text, including those of years that Python does not support."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp("us")).cast(pa.string())

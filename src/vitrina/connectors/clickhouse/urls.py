@@ -1,14 +1,14 @@
-"""URLs of ClickHouse servers: `clickhouse://user:password@host:8123/database?secure=1`."""
+"""Parse URLs of ClickHouse servers: `clickhouse://user:password@host:8123/database?secure=1`."""
 
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # clickhouses: over TLS.
 SCHEMES = ("clickhouse", "clickhouses", "clickhouse+chdb")
-# The engine in the runner's own process, with its tables in a directory: for the demo.
+# The engine inside the runner's process, with its tables in a directory; for the demo.
 IN_PROCESS = "clickhouse+chdb"
 PARAMETERS = frozenset({"secure", "ca_file", "compress", "timeout"})
-# Files of the runner's machine: only who runs that machine may name them.
+# Files of the runner's machine: only the operator of that machine may name them.
 OF_THE_MACHINE = frozenset({"ca_file"})
 EXAMPLE = "clickhouse://USER:PASSWORD@HOST:8123/DATABASE"
 _PORT, _TLS_PORT = 8123, 8443
@@ -17,7 +17,7 @@ _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 
 @dataclass(frozen=True)
 class Server:
-    """One server and the login to it."""
+    """Hold one server and the login to it."""
 
     host: str
     port: int
@@ -52,10 +52,10 @@ def parse(url: str) -> Server:
 
 
 def problem(url: str) -> str | None:
-    """Say why the URL is refused, without repeating any of its values; None when it is accepted."""
+    """Return why the URL is refused, without repeating any of its values; None if it is accepted."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # judged when it is asked for
+        _ = parts.port  # validated on access
     except ValueError:
         return f"it has an address that is wrong: write {EXAMPLE}"
     if parts.scheme.lower() == IN_PROCESS:
@@ -77,7 +77,7 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """Find what is wrong with a URL that a user sends. It may not name a file of the runner's machine."""
+    """Return why a URL that a user sends is refused. It must not name a file of the runner's machine."""
     found = problem(url)
     if not found and urlsplit(url).scheme.lower() == IN_PROCESS:
         return "a directory of the runner's machine can only be set in its environment"

@@ -1,6 +1,6 @@
-"""The data side of a load: batches are converted and inserted, rows that the table cannot hold become dead letters.
+"""Write the rows of a load: convert and insert batches; rows that the table cannot hold become dead letters.
 
-A thread inserts batches together, because each insert makes a part that the server has to merge with the others.
+A thread inserts several batches together, because each insert creates a part that the server has to merge.
 """
 
 import json
@@ -23,18 +23,18 @@ from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
 from vitrina.ports.target import Receipt
 
 _ROW = "_vitrina_row"
-# Batches are inserted together once they have this size, or when a caller waits for one of them.
+# Batches are inserted together once they reach this size, or when a caller waits for one of them.
 _GROUP_BYTES = 24 << 20
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A batch as it is inserted, and what is left of it."""
+    """Hold a batch as it is inserted, and its rejected rows."""
 
     rows: pa.Table
     upserts: int = 0
     deletes: int = 0
-    # Whether its rows are seen with their part; those of a load count when it is published.
+    # Whether its rows become visible with their part; those of a full load count when it is published.
     merges: bool = False
     letters: tuple[DeadLetter, ...] = ()
     delivered: frozenset[str] = frozenset()
@@ -47,9 +47,9 @@ class Converted:
 
 @dataclass(frozen=True)
 class Converter:
-    """Turn batches of a run into rows of a table.
+    """Convert batches of a run to rows of a table.
 
-    `merges`: of several rows with one key the last counts, and `delete_when` makes tombstones; a full load leaves
+    `merges`: of several rows with one key the last counts, and `delete_when` produces tombstones; a full load leaves
     such rows out.
     """
 
@@ -61,14 +61,15 @@ class Converter:
     def convert(self, rows: pa.Table, part: PartId) -> Converted:
         if rows.num_rows == 0:
             return Converted(rows)
-        gone = self._gone(rows)
+        deleted = self._deleted(rows)
         columns = {one.name: types.sent(self._column(rows, one.name), one) for one in self.layout.fields}
         table = pa.table(columns)
         self._refuse_null_keys(table)
         kept = self._latest(table) if self.merges else None
         if kept is not None:
-            table, gone = table.take(kept), gone.take(kept) if gone is not None else None
-        upserts, removals = (table, None) if gone is None else (table.filter(pc.invert(gone)), table.filter(gone))
+            table, deleted = table.take(kept), deleted.take(kept) if deleted is not None else None
+        removals = None if deleted is None else table.filter(deleted)
+        upserts = table if deleted is None else table.filter(pc.invert(deleted))
         upserts, letters = self._without_unfit(upserts)
         parts = [self._versioned(upserts, part, deleted=0)]
         deletes = removals.num_rows if self.merges and removals is not None else 0
@@ -78,7 +79,7 @@ class Converter:
         return Converted(made, upserts.num_rows, deletes, self.merges, letters, self._delivered(made))
 
     def tombstones(self, keys: Sequence[Sequence[str]], part: PartId) -> pa.Table:
-        """Build rows that mark these keys as deleted; the server reads the texts in the types of the key."""
+        """Return rows that mark these keys as deleted; the server parses the text in the types of the key."""
         columns = [pa.array([key[at] for key in keys], pa.string()) for at in range(len(self.layout.key))]
         return self._versioned(self._tombstones(pa.table(columns, names=list(self.layout.key))), part, deleted=1)
 
@@ -87,8 +88,8 @@ class Converter:
             raise TargetMismatch(f"column {name!r} is not in a batch that came: it has {', '.join(rows.column_names)}")
         return rows.column(name)
 
-    def _gone(self, rows: pa.Table) -> pa.ChunkedArray | None:
-        """Find the rows that `delete_when` marks; None where it marks none, so that nothing is copied."""
+    def _deleted(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        """Return which rows `delete_when` marks; None if it marks none, so that nothing is copied."""
         name = self.delete_when
         if name is None:
             return None
@@ -103,7 +104,7 @@ class Converter:
                 raise BadKey(f"target_key column {name!r} is NULL in {table.column(name).null_count} row(s)")
 
     def _latest(self, table: pa.Table) -> pa.Array | None:
-        """Find the positions of the rows that count; None when all of them do."""
+        """Return the positions of the rows that count; None if all of them do."""
         names = list(self.layout.key)
         keyed = table.select(names).append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
         grouped = keyed.group_by(names).aggregate([(_ROW, "max")])
@@ -157,7 +158,7 @@ class Converter:
 
 
 def letter_name(key: Sequence[str]) -> str:
-    """Name a row's dead letter after its key, joined with `|`."""
+    """Return the name of a row's dead letter: its key, joined with `|`."""
     return key[0] if len(key) == 1 else "|".join(re.sub(r"([|\\])", r"\\\1", part) for part in key)
 
 
@@ -172,7 +173,7 @@ def _as_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Inserting:
-    """What one insert brings. `may_be_all`: it is the first, and no more rows were on their way when it began."""
+    """Describe one insert. `may_be_all`: it is the first, and no more rows were queued when it began."""
 
     rows: pa.Table
     part: PartId
@@ -193,7 +194,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A caller waits for a batch that was put into the queue before."""
+    """Signal that a caller waits for a batch that was queued before."""
 
     done: "Future[None]"
 
@@ -225,8 +226,9 @@ class GroupingWriter:
         self._groups = groups
         self._queue: SimpleQueue[_Sent | _Wanted | None] = SimpleQueue()
         self._pieces: dict[PartId, int] = {}
-        # In the names of its inserts. A run that is tried again uses numbers again, and the server would leave out what
-        # has the name of rows that were deleted since.
+        # Part of the tokens of its inserts. A repeated run reuses part numbers, and the server would ignore an insert
+        # whose
+        # token belongs to rows that were deleted since.
         self._name = token_hex(4)
         self._error: BaseException | None = None
         self._is_closed = False
@@ -236,7 +238,7 @@ class GroupingWriter:
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
         if self._is_closed:
-            raise TransientError("the load was ended while rows were on their way")
+            raise TransientError("the load was ended while rows were being sent")
         converted = self._converter.convert(rows, part)
         if converted.rows.num_rows == 0:
             return lambda: converted.written
@@ -260,7 +262,7 @@ class GroupingWriter:
         return self._pieces.get(part, 0)
 
     def close(self) -> None:
-        """End the writer from any thread. Batches that were already sent are still completed."""
+        """Close the writer, from any thread. Batches that were already sent are still completed."""
         self._is_closed = True
         self._queue.put(None)
 
@@ -273,7 +275,7 @@ class GroupingWriter:
             pass
 
     def _insert_next(self) -> bool:
-        """Insert what comes next. Return False at the end. Between two calls, no rows are kept."""
+        """Insert what comes next. Return False at the end. No rows are kept between two calls."""
         first = self._queue.get()
         if not isinstance(first, _Sent):
             return first is not None
@@ -282,14 +284,14 @@ class GroupingWriter:
         return not group.is_last
 
     def _refuse_rest(self) -> None:
-        """Answer batches that came after the end with an error, because a caller waits for each."""
+        """Fail batches that were queued after the end, because a caller waits for each."""
         while True:
             try:
                 left = self._queue.get_nowait()
             except Empty:
                 return
             if isinstance(left, _Sent):
-                left.done.set_exception(TransientError("the load was ended while rows were on their way"))
+                left.done.set_exception(TransientError("the load was ended while rows were being sent"))
 
     def _gathered(self, first: _Sent) -> _Group:
         group = _Group([first], first.rows.nbytes)
@@ -305,7 +307,7 @@ class GroupingWriter:
         return group
 
     def _send(self, group: _Group) -> None:
-        """Send one group. After a failed insert send nothing, or later batches would be there without earlier ones."""
+        """Insert one group. After a failed insert, insert nothing more, so that no later batch arrives without it."""
         try:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""Files in a folder or an S3 bucket, as targets and sources: the connector's description, which loads no driver."""
+"""Describe the connector for files in a folder or an S3 bucket. It loads no driver."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitrina.ports.target import Target
     from vitrina.settings import Settings
 
-# Folders below the connection's own. Objects of a target are in its folder `data`, so no target has that name.
+# Folders below that of the connection. Objects of a target are in its folder `data`, so no target may have that name.
 TARGET_NAME = r"(?!(?:.*/)?data(?:/|$))[a-z0-9][a-z0-9_\-]{0,62}(?:/[a-z0-9][a-z0-9_\-]{0,62}){0,4}"
 
 

@@ -1,4 +1,4 @@
-"""Objects of an S3 bucket, by obstore: it is the client that can put an object on a condition."""
+"""Store objects in an S3 bucket with obstore, which supports conditional writes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,16 +13,16 @@ from vitrina.errors import ConfigError, Disconnected, FatalError
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-# A busy server is asked again by obstore itself, for this long; then the run waits and tries again.
+# How long obstore itself retries while the server is busy; after that the run waits and tries again.
 _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 120
-# What one request deletes.
+# Objects that one request deletes.
 _DELETED_AT_ONCE = 1000
 _RANGE_BYTES = 16 << 20
 
 
 class BucketObjects:
-    """A prefix of a bucket."""
+    """Access the objects below a prefix of a bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -37,7 +37,7 @@ class BucketObjects:
             return None
         version = found.meta["e_tag"]
         if version is None:
-            raise FatalError(f"{self._bucket.endpoint or 'the S3 server'} gives no ETag, which every write depends on")
+            raise FatalError(f"{self._bucket.endpoint or 'the S3 server'} sends no ETag, which every write depends on")
         return Stored(content, version)
 
     def get(self, name: str) -> bytes:
@@ -45,7 +45,7 @@ class BucketObjects:
             return bytes(_obstore().get(self._store, name).bytes())
 
     def put(self, name: str, content: memoryview) -> None:
-        """Write in one request. An unfinished upload in parts would stay, invisible and charged for."""
+        """Write the object in one request. An unfinished multipart upload would stay, invisible but billed."""
         with self._translated(name):
             _obstore().put(self._store, name, content, use_multipart=False)
 
@@ -64,9 +64,9 @@ class BucketObjects:
                     yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp(), _version(one))
 
     def download(self, listed: Listed, path: Path, check: Callable[[], None]) -> None:
-        """Copy an object into a file, in ranges: each has a time limit and retries of its own.
+        """Copy an object into a file, in ranges; each range has its own time limit and retries.
 
-        Raise `Changed` when it is no longer what was listed. Call `check` before each range.
+        Raise `Changed` if it is no longer what was listed. Call `check` before each range.
         """
         with path.open("wb") as written:
             while (done := written.tell()) < listed.size:
@@ -121,11 +121,11 @@ class BucketObjects:
 
     def _refuse_missing_bucket(self, exc: Exception) -> None:
         if "NoSuchBucket" in str(exc):
-            raise FatalError(f"there is no bucket {self._bucket.name}: create it, or mend the URL") from exc
+            raise FatalError(f"there is no bucket {self._bucket.name}: create it, or correct the URL") from exc
 
 
 def _version(meta: Any) -> Version:
-    """Return what differs when the content does."""
+    """Return a value that changes with the content."""
     return str(meta["e_tag"] or meta["last_modified"].isoformat())
 
 
@@ -133,7 +133,7 @@ def _open(bucket: Bucket) -> "S3Store":
     from_url = {name: bucket.parameters[name] for name in _GIVEN if name in bucket.parameters}
     config: Any = from_url | {"virtual_hosted_style_request": not bucket.path_style}
     if bucket.endpoint and "region" not in config:
-        config["region"] = "us-east-1"  # of servers that are not Amazon's, which have none
+        config["region"] = "us-east-1"  # other servers than Amazon's have no regions
     client: Any = {
         "allow_http": bool(bucket.endpoint and bucket.endpoint.startswith("http://")),
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
@@ -159,5 +159,5 @@ def _obstore() -> Any:
 
 
 def _first_line(exc: BaseException) -> str:
-    """Extract what the server said from the page of XML that came with it."""
+    """Return the server's message without the XML page that follows it."""
     return (str(exc).partition("<?xml")[0].strip().splitlines() or [type(exc).__name__])[0][:300]

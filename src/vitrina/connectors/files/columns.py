@@ -1,4 +1,4 @@
-"""Columns of a target: which Arrow type each is written in, and batches brought into that form exactly."""
+"""Choose the Arrow type of each column of a target, and convert batches to these types exactly."""
 
 import json
 import re
@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from vitrina.errors import BadKey, FatalError, TargetMismatch
 from vitrina.ports.schema import Column
 
-# Every file has these two besides its own columns.
+# Technical columns that every file has besides its own.
 VERSION, DELETED = "_version", "_deleted"
 TECHNICAL = pa.schema([pa.field(VERSION, pa.int64(), nullable=False), pa.field(DELETED, pa.bool_(), nullable=False)])
-# `_version` is a sequence number, one for each part, and the row's place in its part.
+# `_version` is a sequence number, one for each part, followed by the row's position in its part.
 ROW_BITS = 32
 
 _SCALARS = {
@@ -39,7 +39,7 @@ _SCALARS = {
     "timestamp without time zone": pa.timestamp("us"),
     "timestamp with time zone": pa.timestamp("us", "UTC"),
 }
-# Values of these are names of folders, and come back from them exactly.
+# Values of these types can be folder names and be read back from them exactly.
 _PARTITIONS = frozenset(
     {"boolean", "smallint", "integer", "bigint", "text", "character varying", "character", "name", "uuid", "date"}
 )
@@ -51,7 +51,7 @@ Others = Literal["refuse", "string"]
 
 
 class Format(NamedTuple):
-    """What people call the format of a target, and where its options stand."""
+    """Hold the name of a target's format and the path of its options, for messages."""
 
     name: str = "Parquet"
     options: str = "options.files"
@@ -64,7 +64,7 @@ def arrow_type(column: Column, others: Others, wanted: Format = PARQUET) -> pa.D
     """Return the type that holds every value of the column exactly. Refuse the column by name if there is none."""
     if column.type.endswith("[]"):
         element = _scalar(column.type.removesuffix("[]"))
-        # Of times in arrays nobody can tell 24:00 from 00:00.
+        # In arrays, 24:00 cannot be distinguished from 00:00.
         found = None if element is None or pa.types.is_time(element) else pa.list_(element)
     else:
         found = _scalar(column.type)
@@ -98,14 +98,14 @@ def _advice(column: Column, wanted: Format) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows of one pipeline are written: its columns, its key, and which column says that a row is deleted."""
+    """Describe how rows of one pipeline are written: its columns, its key, and the column that marks deleted rows."""
 
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     schema: pa.Schema
     partition_by: tuple[str, ...] = ()
     delete_when: str | None = None
-    # The two columns of ours.
+    # The two technical columns.
     technical: pa.Schema = TECHNICAL
 
     @classmethod
@@ -126,16 +126,16 @@ class Layout:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """What a file holds: values of the columns that are folders stand in its path alone."""
+        """Return the schema of a file, without the partition columns, whose values are in its path."""
         own = [field for field in self.schema if field.name not in self.partition_by]
         return pa.schema([*own, *TECHNICAL])
 
     def fitted(self, rows: pa.Table) -> pa.Table:
-        """Convert the rows of the source to the types of the columns; deleted rows stay."""
+        """Convert the rows of the source to the types of the columns; keep deleted rows."""
         return pa.table([_fitted(rows.column(field.name), field) for field in self.schema], schema=self.schema)
 
     def deleted(self, rows: pa.Table) -> pa.ChunkedArray | None:
-        """Tell which rows the source calls deleted; None when it cannot say."""
+        """Return which rows the source marks as deleted; None if it does not mark any."""
         return pc.fill_null(rows.column(self.delete_when), False) if self.delete_when else None
 
 
@@ -175,7 +175,7 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Write what a step made as text; values with parts become JSON."""
+    """Convert what a step produced to text; nested values become JSON."""
     kind = column.type
     if isinstance(kind, pa.JsonType):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], pa.string()).cast(pa.string())
@@ -196,7 +196,7 @@ def require_key(rows: pa.Table, key: Sequence[str]) -> None:
 
 
 def comparable(rows: pa.Table) -> pa.Table:
-    """Return columns of extension types as their storage; sorting and grouping support nothing else."""
+    """Return columns of extension types as their storage, the only form that sorting and grouping support."""
     for place, field in enumerate(rows.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             column = rows.column(place)

@@ -1,4 +1,4 @@
-"""Objects as files of a folder. One process replaces an object at a time; readers see the old or the new content."""
+"""Store objects as files of a folder. One process replaces an object at a time; readers never see partial content."""
 
 import fcntl
 import os
@@ -12,16 +12,16 @@ from secrets import token_hex
 from vitrina.connectors.files.objects import Changed, Listed, Stored, Version
 from vitrina.errors import CannotConnect, Disconnected, FatalError
 
-# Of a file that is being written; a name of an object never begins like this.
+# Prefix of a file that is being written; the name of an object never begins like this.
 UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
-# Whoever holds the lock writes one small file: longer than this, it was stopped in the middle.
+# The holder of the lock writes one small file, so after this time it must have been stopped in the middle.
 LOCK_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.02
 
 
 class FolderObjects:
-    """A folder. It has to exist: one that is not mounted must not be mistaken for an empty one."""
+    """Access the objects in a folder. It must exist, so that an unmounted folder is not mistaken for an empty one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,7 +57,7 @@ class FolderObjects:
             for folder, _, files in os.walk(self._folder / prefix):
                 for file in files:
                     path = Path(folder, file)
-                    with suppress(FileNotFoundError):  # somebody else removes it just now
+                    with suppress(FileNotFoundError):  # another process is removing it
                         about = path.stat()
                         name = path.relative_to(self._folder).as_posix()
                         yield Listed(name, about.st_size, about.st_mtime)
@@ -70,18 +70,18 @@ class FolderObjects:
                 self._remove_empty(path.parent)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove folders that held only this object. A writer that needs one at this moment creates it again."""
+        """Remove folders that held only this object. A writer that needs one now creates it again."""
         with suppress(OSError):
             while folder != self._folder:
                 folder.rmdir()
                 folder = folder.parent
 
     def _write(self, name: str, content: memoryview) -> None:
-        """Write to a temporary file, then rename it, so that a killed runner leaves no half of an object."""
+        """Write to a temporary file, then rename it, so that a killed runner leaves no partial object."""
         path = self._folder / name
         for _ in range(3):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # somebody else removed the empty folder in between
+            with suppress(FileNotFoundError):  # another process removed the empty folder in between
                 self._write_aside(path, content)
                 return
         raise Disconnected(f"{path.parent} is removed again and again while it is written to")
@@ -134,7 +134,7 @@ def _version(content: bytes) -> Version:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync the folder; the name of a file survives a crash only when its folder is on disk."""
+    """Sync the folder, without which the name of a file may not survive a crash."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,4 +1,4 @@
-"""Groups of files of an unfinished load: which of them count, and what is left of those of which a part does."""
+"""Find the groups of files of an unfinished load, keep those that count, and trim those that count in part."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from vitrina.ports.checkpoint import Accepted
 
 
 def listed(objects: Objects, folder: str, prefix: str) -> list[Group]:
-    """Find the groups whose files are in the folder of a load."""
+    """Return the groups whose files are in the folder of a load."""
     found: dict[tuple[int, str, int, int], list[DataFile]] = {}
     for one in objects.list(f"{folder}/{prefix}"):
         path = one.name.removeprefix(f"{folder}/")
@@ -35,7 +35,7 @@ def listed(objects: Objects, folder: str, prefix: str) -> list[Group]:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Keep of an unfinished load what the checkpoint counted."""
+    """Keep the parts of an unfinished load that the checkpoint accepted."""
 
     objects: Objects
     folder: str
@@ -49,10 +49,10 @@ class Keeper:
         attempt_of: Callable[[int, int], str | None],
         sequence: Callable[[int], int],
     ) -> list[Group]:
-        """Return the groups that count. One that counts in part is written again without the rest.
+        """Return the groups that count. A group that counts in part is written again without the rest.
 
-        The new name says what is left. A runner that is killed in between leaves both. The next one writes the same
-        files again, from those that are still there, and the names of the others say that they are done.
+        The new name says what is left. A runner killed in between leaves both versions. The next one writes the same
+        files again from those that still exist, and the names of the others show that they are done.
         """
         kept: dict[tuple[int, str, int, int], Group] = {}
         left: list[str] = []
@@ -97,10 +97,10 @@ def _add(kept: dict[tuple[int, str, int, int], Group], group: Group) -> None:
 
 
 def refuse_repeats(kept: Sequence[Group], reader: Reader, layout: Layout) -> None:
-    """Refuse a key that two files hold; repeats within a file were refused before.
+    """Raise if two files hold the same key. Repeats within a file were refused before.
 
-    Files of rows that came in the order of the key need not be read. Of others, the keys that may come again are held
-    in memory.
+    Files whose rows arrived in key order need not be read. For others, the keys that may occur again are held in
+    memory.
     """
     extents = sorted(
         ((_extent(group, reader, layout), group) for group in kept if group.files), key=lambda one: one[0][0]
@@ -119,7 +119,7 @@ def refuse_repeats(kept: Sequence[Group], reader: Reader, layout: Layout) -> Non
 
 
 def _may_repeat(group: Group) -> bool:
-    """Tell whether files of the group were written at several times: those of a part that came in pieces were."""
+    """Return whether files of the group were written at different times, as those of a part that came in pieces."""
     return group.extent is None and len(group.files) > 1
 
 

@@ -1,4 +1,4 @@
-"""What doctor and `vitrina connections test` find out about a folder or a bucket; nothing is written."""
+"""Check a folder or a bucket for doctor and `vitrina connections test`; write nothing."""
 
 import os
 from collections.abc import Iterator
@@ -16,11 +16,13 @@ def check(url: str) -> Iterator[Finding]:
         if isinstance(place, Folder):
             yield _folder(place)
         else:
-            # Any name will do: what matters is that the server answers these keys.
+            # Any name will do, because only the server's acceptance of the keys matters.
             open_place(place).find("manifest.json")
             yield Finding("OK", f"the bucket {place.name} answers")
     except VitrinaError as exc:
-        yield Finding("PROBLEM", exc.message, "mend the connection's URL, its keys, or what is between")
+        yield Finding(
+            "PROBLEM", exc.message, "correct the connection's URL, its keys, or repair the network in between"
+        )
 
 
 def _folder(place: Folder) -> Finding:

@@ -1,4 +1,4 @@
-"""Loads into files: parts are written aside, and counted by the checkpoint; the manifest shows them."""
+"""Load rows into files: parts are written aside and accepted by the checkpoint; the manifest makes them visible."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,18 +19,18 @@ from vitrina.ports.batch import Counts, Key, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
 
-# The key of this connector in a checkpoint's identity.
+# This connector's key in a checkpoint's identity.
 IDENTITY = "files"
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What the checkpoint remembers of an unfinished load: the numbers of its parts, and who wrote which."""
+    """Hold what the checkpoint remembers of an unfinished load: its part numbers, and the attempt that wrote each."""
 
-    # The sequence number of the first part, and that part's own number.
+    # The sequence number of the first part, and that part's number.
     base: int
     first: int
-    # Epoch, first part and name of each try: a part belongs to the last try of its epoch that began before it.
+    # Epoch, first part and name of each attempt: a part belongs to the last attempt of its epoch that began before it.
     attempts: tuple[tuple[int, int, str], ...]
 
     def sequence(self, number: int) -> int:
@@ -50,7 +50,7 @@ class Begun:
 
 
 class FilesLoad(BaseLoad):
-    """What loads of both kinds have: groups of files that have arrived."""
+    """Provide what both kinds of loads share: groups of files that have arrived."""
 
     def __init__(self, target: OpenedFolder, loading: Loading) -> None:
         self._target = target
@@ -80,11 +80,11 @@ class FilesLoad(BaseLoad):
 
 
 class ReplaceLoad(FilesLoad):
-    """A generation that is written aside, then shown in one step; or, on a shared target, added to what is shown."""
+    """Write a generation aside and publish it in one step; on a shared target, add to what is shown."""
 
     def __init__(self, target: OpenedFolder, loading: Loading) -> None:
         super().__init__(target, loading)
-        # Not of the form in which housekeeping notes generations of search indexes: see etl_left_generations.
+        # Not in the form that housekeeping records for generations of search indexes: see etl_left_generations.
         self.name: str = loading.name or f"p_{target.pipeline}_{target.epoch}_{target.attempt}"
         self._generation = self.name
 
@@ -100,7 +100,7 @@ class ReplaceLoad(FilesLoad):
         if not (found.identity.get(IDENTITY) or {}).get("load"):
             return "the checkpoint does not say which files it counted"
         if found.rows and not self.is_shown and not self._listed():
-            return f"its files are gone from {self._target.title}"
+            return f"its files are missing from {self._target.title}"
         return None
 
     def begin(self, fence: Fence) -> None:
@@ -126,7 +126,7 @@ class ReplaceLoad(FilesLoad):
         if rows != found.rows:
             raise StageLost(
                 f"the unfinished load has {rows:,} of {found.rows:,} rows that were written to {target.title}:"
-                " files of it are gone, so it begins again"
+                " files of it are missing, so it starts from scratch"
             )
         return True
 
@@ -137,7 +137,7 @@ class ReplaceLoad(FilesLoad):
         return groups.listed(self._target.objects, self._target.folder, f"{DATA}/{self.name}/")
 
     def _settled(self, found: Sequence[Group], checkpoint: Checkpoint) -> list[Group]:
-        """Keep what the checkpoint counted, and remove the rest."""
+        """Keep what the checkpoint accepted, and remove the rest."""
         target = self._target
         keeper = groups.Keeper(target.objects, target.folder, target.layout.key, target.packing)
         return keeper.settle(found, checkpoint.accepted, self._started.attempt_of, self._started.sequence)
@@ -156,11 +156,11 @@ class ReplaceLoad(FilesLoad):
         return Counts(inserted=found.rows)
 
     def _require_files(self, kept: Sequence[Group]) -> None:
-        """Check once more that the files to be shown exist; an operator may have removed some by hand."""
+        """Check again that the files to publish exist; an operator may have removed some by hand."""
         there = {file.path for group in self._listed() for file in group.files}
         missing = [file.path for group in kept for file in group.files if file.path not in there]
         if missing:
-            raise StageLost(f"{missing[0]} is gone from {self._target.title}, so the load begins again")
+            raise StageLost(f"{missing[0]} is missing from {self._target.title}, so the load starts from scratch")
 
     def _shown(self, manifest: Manifest, kept: Sequence[Group], found: Checkpoint) -> Manifest:
         if self._is_in(manifest):
@@ -182,7 +182,7 @@ class ReplaceLoad(FilesLoad):
 
     @property
     def _kind(self) -> Literal["snapshot", "log"]:
-        """Return what becomes of it: rows whose keys may repeat are entries of a log."""
+        """Return the kind of the result: rows whose keys may repeat are entries of a log."""
         return "snapshot" if self._loading.refuses_repeats else "log"
 
     def discard(self) -> None:
@@ -190,15 +190,15 @@ class ReplaceLoad(FilesLoad):
 
 
 class MergeLoad(FilesLoad):
-    """Rows that are added to what is shown, as entries of a log: the highest `_version` of a key counts."""
+    """Add rows to what is shown, as entries of a log: the highest `_version` of a key counts."""
 
     def __init__(self, target: OpenedFolder, loading: Loading) -> None:
         super().__init__(target, loading)
-        # A full load of this pipeline that was paused: its files are nobody's to remove.
+        # A paused full load of this pipeline, whose files must not be removed.
         self._paused: str | None = None
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """Report a target that is not the generation of earlier passes; what they delivered is in no other."""
+        """Return why the target is not the generation of earlier passes, which alone holds what they delivered."""
         if not (found.safe_upto or found.last_key):
             return None
         shown = self._target.ledger.read().shown
@@ -217,7 +217,7 @@ class MergeLoad(FilesLoad):
         self._target.clean(manifest, but=[self._paused])
 
     def _log(self) -> Manifest:
-        """Find the log to add to, or make it, with the columns that this pipeline brings."""
+        """Return the manifest with the log to add to, created if missing, with the columns of this pipeline."""
         target = self._target
         made = target.generation(f"p_{target.pipeline}_{target.epoch}_{target.attempt}", "log")
 
@@ -231,12 +231,12 @@ class MergeLoad(FilesLoad):
         return manifest
 
     def commit(self, part: Part, fence: Fence) -> None:
-        """Show the files with the part's rows. Rows of the parts after it may stand in them and be shown, too."""
+        """Show the files with the part's rows. They may also hold rows of later parts, which then become visible."""
         self._show(part.number, fence)
         fence.after(Done(part.counts))
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
-        """Add entries by which the rows of these keys are deleted, as part `number`."""
+        """Add entries that delete the rows of these keys, as part `number`."""
         rows = self._rows_of(keys)
         if rows.num_rows:
             with self.writer() as writer:
@@ -247,7 +247,7 @@ class MergeLoad(FilesLoad):
         return counts
 
     def _rows_of(self, keys: Sequence[Key]) -> pa.Table:
-        """Read the rows that count and have these keys. Nothing less than the whole target tells where they are."""
+        """Return the current rows that have these keys. The whole target must be read to find them."""
         layout, shown = self._target.layout, self._target.ledger.read().shown
         scanned = self._target.rows_of(shown) if shown else ()
         found = [only_keys(rows, layout.key, set(keys)) for rows in scanned]

@@ -1,4 +1,4 @@
-"""The manifest of a target: the one object that says which files count. Nothing is visible before it says so."""
+"""Read and replace the manifest of a target, the one object that lists the files that are visible."""
 
 import json
 from abc import ABC, abstractmethod
@@ -13,14 +13,14 @@ from vitrina.ports.schema import Column
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-# Other pipelines may write to a shared target: so often is a change tried on top of theirs.
+# How often a change is retried when other pipelines write to a shared target at the same time.
 _TRIES = 20
 _PAUSE_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A Parquet file, by its path below the target's folder."""
+    """Describe a Parquet file by its path below the target's folder."""
 
     path: str
     rows: int
@@ -29,7 +29,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Generation:
-    """What readers see. `log`: a key may be there several times, and its highest `_version` counts."""
+    """Describe what readers see. `log`: a key may occur several times, and its highest `_version` counts."""
 
     name: str
     kind: Literal["snapshot", "log"]
@@ -67,7 +67,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Writing:
-    """What a pipeline has done to the target: the epoch of its last claim, and the last load that it published."""
+    """Record what a pipeline did to the target: the epoch of its last claim, and the last load that it published."""
 
     epoch: int = 0
     load: str | None = None
@@ -75,20 +75,20 @@ class Writing:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of it. Fields that this version does not know are not kept: another format is refused."""
+    """Hold the whole manifest. Unknown fields are not preserved, because another format is refused."""
 
     shown: Generation | None = None
     # Replaced generations that are kept, the latest first.
     previous: tuple[Generation, ...] = ()
-    # Of pipelines that write here, by their ids.
+    # Pipelines that write here, by id.
     writers: Mapping[str, Writing] = field(default_factory=dict)
-    # The highest sequence number of a visible file: `_version` counts on from it.
+    # The highest sequence number of a visible file; new `_version` values continue from it.
     last_sequence: int = 0
-    # Tells this content from every other, so that a writer whose reply was lost recognises its own.
+    # Identifies this content, so that a writer whose reply was lost recognises its own change.
     change: str = ""
 
     def named(self) -> set[str]:
-        """List the paths of all files that may be read."""
+        """Return the paths of all files that may be read."""
         generations = (*((self.shown,) if self.shown else ()), *self.previous)
         return {file.path for generation in generations for file in generation.files}
 
@@ -122,11 +122,11 @@ class Manifest:
                 found["change"],
             )
         except (ValueError, KeyError, TypeError) as exc:
-            raise FatalError(f"{MANIFEST} is none that Vitrina wrote: move it away, or choose another target") from exc
+            raise FatalError(f"{MANIFEST} was not written by Vitrina: move it away, or choose another target") from exc
 
 
 class BaseLedger(ABC):
-    """What a target shows, as one claim of a pipeline may change it."""
+    """Read and change what a target shows, on behalf of one claim of a pipeline."""
 
     def __init__(self, name: str, *, pipeline: str, epoch: int, wait: Callable[[float], object]) -> None:
         self._name = name
@@ -148,9 +148,9 @@ class BaseLedger(ABC):
         self._change(take)
 
     def change(self, make: Callable[[Manifest], Manifest], record: bytes = b"") -> Manifest:
-        """Replace the manifest by what `make` makes of it, as long as the claim is the latest of its pipeline.
+        """Replace the manifest by the result of `make`, as long as the claim is the latest of its pipeline.
 
-        `record` is the checkpoint, for a place that keeps it with the change.
+        `record` is the checkpoint, for storage that keeps it with the change.
         """
 
         def held(found: Manifest) -> Manifest:
@@ -173,7 +173,8 @@ class BaseLedger(ABC):
             except Changed:
                 self._wait(pause)
             except Disconnected:
-                # It may have been applied, or be on its way: the next look tells, and a late one finds another version.
+                # It may have been applied, or still be under way. The next read shows it; a late request finds another
+                # version.
                 if attempt >= len(_PAUSE_SECONDS):
                     raise
                 self._wait(pause)
@@ -183,11 +184,11 @@ class BaseLedger(ABC):
 
     @abstractmethod
     def _find(self) -> tuple[Manifest, Any]:
-        """Read the manifest, and what tells whether it is still that one."""
+        """Return the manifest, and a version that shows whether it has been replaced since."""
 
     @abstractmethod
     def _store(self, wanted: Manifest, version: Any, record: bytes) -> None:
-        """Replace what was found with `version`. Raise `Changed` when it is no longer that."""
+        """Replace the manifest that was found with `version`. Raise `Changed` if it was replaced since."""
 
     def _is_applied(self, change: str, found: Manifest, version: Any) -> bool:
         return found.change == change
@@ -197,7 +198,7 @@ class BaseLedger(ABC):
 
 
 class Ledger(BaseLedger):
-    """The manifest as an object beside the files."""
+    """Store the manifest as an object beside the files."""
 
     def __init__(
         self, objects: Objects, folder: str, *, pipeline: str, epoch: int, wait: Callable[[float], object]

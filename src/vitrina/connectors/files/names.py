@@ -1,4 +1,4 @@
-"""Names of files: whose part they hold, and the folders of their partition."""
+"""Build and parse the names of files, which hold their parts, and the folders of their partition."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 from vitrina.errors import FatalError
 
 DATA = "data"
-# What Hive and everything after it call a partition whose value is NULL.
+# The name that Hive and its successors give to a partition whose value is NULL.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_FOLDER = 240
 
@@ -20,11 +20,11 @@ _FILE = re.compile(
 
 @dataclass(frozen=True)
 class FileName:
-    """Whose file it is, the parts whose rows it holds, its place among the files of these parts, and its rows."""
+    """Hold the owner of a file, the parts whose rows it holds, its position among their files, and its rows."""
 
     owner: str
     epoch: int
-    # Of one try of a claim: what an earlier try sent late must not pass for what a later one wrote.
+    # Identifies one attempt of a claim, so that a late file of an earlier attempt is not taken for one of a later.
     attempt: str
     first: int
     last: int
@@ -37,7 +37,7 @@ class FileName:
 
 
 def parse(path: str) -> FileName | None:
-    """Parse the name of a file, finished or not; None when Vitrina did not write it."""
+    """Parse the name of a file, finished or not; return None if Vitrina did not write it."""
     found = _FILE.search(path.rpartition("/")[2])
     if not found:
         return None
@@ -49,7 +49,7 @@ def get(path: str) -> FileName:
     """Parse the name of a file that Vitrina wrote."""
     found = parse(path)
     if found is None:
-        raise ValueError(f"{path} is no name of a file of ours")
+        raise ValueError(f"{path} is not the name of a file that Vitrina wrote")
     return found
 
 
@@ -59,7 +59,7 @@ def generation_of(path: str) -> str:
 
 
 def partition_folder(columns: Sequence[str], values: Sequence[str | None]) -> str:
-    """Name the folders of a partition: `country=PT/day=2026-01-31/`."""
+    """Return the folders of a partition: `country=PT/day=2026-01-31/`."""
     return "".join(f"{_folder(name, value)}/" for name, value in zip(columns, values, strict=True))
 
 
@@ -71,6 +71,6 @@ def _folder(name: str, value: str | None) -> str:
 
 
 def partition_values(path: str) -> Mapping[str, str | None]:
-    """Read the values of a partition from a path."""
+    """Return the values of a partition from a path."""
     folders = (folder.partition("=") for folder in path.split("/")[2:-1])
     return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in folders}

@@ -1,4 +1,4 @@
-"""A folder of files that is open for writing: its manifest, its form, and what the loads ask of it."""
+"""Open a folder of files for writing: its manifest, its layout, and what the loads need of it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,13 +22,13 @@ from vitrina.ports.target import Loading
 
 
 class OpenedFolder:
-    """One folder, for one claim of one pipeline; `FilesTarget` makes a target of it."""
+    """Hold one folder, for one claim of one pipeline; `FilesTarget` makes a target of it."""
 
     prefix = "files"
 
     def __init__(self, opening: Opening, objects: Objects) -> None:
         self.objects = objects
-        # What people call it.
+        # Its name in messages.
         self.title = f"{self.prefix}:{opening.name}"
         self.folder = self._folder_of(opening.name)
         self.definition = opening.definition
@@ -38,7 +38,7 @@ class OpenedFolder:
         self.options = opening.options if isinstance(opening.options, ParquetOptions) else ParquetOptions()
         self.ledger = self._open_ledger()
         self._layout: Layout | None = None
-        # Of this try: see names.FileName.
+        # Identifies this attempt: see names.FileName.
         self.attempt = token_hex(4)
 
     def _folder_of(self, name: str) -> str:
@@ -62,7 +62,7 @@ class OpenedFolder:
         return self.reader.scan(shown)
 
     def generation(self, name: str, kind: str = "snapshot") -> Generation:
-        """Create an empty generation in the form of this pipeline."""
+        """Return an empty generation with the layout of this pipeline."""
         layout = self.layout
         return Generation(name, "log" if kind == "log" else "snapshot", layout.key, layout.columns, layout.partition_by)
 
@@ -125,10 +125,10 @@ class OpenedFolder:
         options, before = self.definition.options, shown.rows if shown else 0
         if rows == 0 and before and not options.allow_empty:
             raise ShrinkRefused(
-                f"the source has no rows, but {self.title} has; if it shall be emptied, set options.allow_empty",
+                f"the source has no rows, but {self.title} has; if it should be emptied, set options.allow_empty",
                 EMPTY,
             )
-        # How many rows of a log count, nobody knows without reading it.
+        # The number of current rows of a log is unknown without reading it.
         counts = shown is not None and shown.kind == "snapshot"
         if counts and 0 < rows < before * (1 - options.shrink_limit):
             raise ShrinkRefused(

@@ -1,4 +1,4 @@
-"""Opening a target or a source of files, in the folder or bucket of its connection."""
+"""Open a target or a source of files, in the folder or bucket of its connection."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def open_target(opening: Opening) -> FilesTarget:
 
 
 def open_source(opening: Opening) -> FilesSource:
-    """Open the files of a connection. Nothing is read yet, and no process is started."""
+    """Open the files of a connection. Nothing is read and no process is started yet."""
     inside = inside_of(opening)
     definition = inside.definition
     if opening.url is None:
@@ -60,13 +60,13 @@ def _asked(opening: Opening, definition: Definition, *, is_backfill: bool) -> As
 def _query(definition: Definition) -> str:
     if definition.source_table:
         name = definition.source_table.replace('"', '""')
-        return f'SELECT * FROM "{name}"'  # noqa: S608 - judged like every query
+        return f'SELECT * FROM "{name}"'  # noqa: S608 - checked like every query
     if not definition.query:
         raise FatalError("the pipeline has no query: write one, such as SELECT * FROM 'sales/*.parquet'")
     return definition.query
 
 
 def _identity(definition: Definition, options: FilesOptions) -> str:
-    """Identify what was read up to a checkpoint, and the target that was filled with it."""
+    """Return what identifies the data read up to a checkpoint, and the target that it was written to."""
     parts = [definition.source_connection, _query(definition), options.follow, definition.placed_target]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

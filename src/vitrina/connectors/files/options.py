@@ -1,4 +1,4 @@
-"""Options of a pipeline that writes Parquet files, or reads files."""
+"""Define the options of a pipeline that writes Parquet files, or reads files."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ParquetOptions(BaseModel):
-    """How Parquet files are written, whatever names them."""
+    """Set how Parquet files are written, by any connector that writes them."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -21,7 +21,7 @@ class ParquetOptions(BaseModel):
 
 
 class FilesOptions(ParquetOptions):
-    """Options of one pipeline, in `options.files`."""
+    """Set the options of one pipeline, in `options.files`."""
 
     partition_by: list[str] = Field(
         default_factory=list, max_length=5, description="Columns whose values become folders, such as `country=PT`."

@@ -1,4 +1,4 @@
-"""Rows as Parquet: sorted by key, in row groups of a size, one file for each partition."""
+"""Encode rows as Parquet: sorted by key, in row groups of a given size, one file for each partition."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from vitrina.connectors.files.columns import VERSION, Layout, comparable
 
 @dataclass(frozen=True)
 class Packing:
-    """How files are written."""
+    """Set how files are written."""
 
     compression: str
     row_group_bytes: int
 
 
 def sorted_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Sort rows by key and version; most arrive in order already and are not copied then."""
+    """Sort rows by key and version. Most arrive in order already and are then not copied."""
     keys = comparable(rows.select([*key, VERSION])).combine_chunks()
     if _ascends(keys.column(0)):
         return rows
@@ -29,13 +29,13 @@ def sorted_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _ascends(column: pa.ChunkedArray) -> bool:
-    """Tell whether each value is greater than the one before it; the columns after it then decide nothing."""
+    """Return whether each value is greater than the one before it, so that the other columns decide nothing."""
     values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     return bool(pc.all(pc.less(values[:-1], values[1:]), min_count=0).as_py())
 
 
 def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:
-    """Find a key that several rows have, in rows sorted by it."""
+    """Return a key that several rows have, in rows sorted by it; None if all are distinct."""
     if rows.num_rows < 2:
         return None
     keys = comparable(rows.select(list(key))).combine_chunks()
@@ -49,7 +49,7 @@ def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:
 
 
 def partitions(rows: pa.Table, layout: Layout) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each partition with its folders, without the columns that the folders stand for."""
+    """Yield the rows of each partition with its folders, without the partition columns."""
     if not layout.partition_by:
         yield "", rows
         return
@@ -70,7 +70,7 @@ def _folder_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def encode(rows: pa.Table, key: Sequence[str], packing: Packing) -> memoryview:
-    """Write one file."""
+    """Encode one file."""
     out = pa.BufferOutputStream()
     per_row = max(rows.nbytes // max(rows.num_rows, 1), 1)
     names_of_file = rows.schema.names
@@ -79,7 +79,7 @@ def encode(rows: pa.Table, key: Sequence[str], packing: Packing) -> memoryview:
         out,
         rows.schema,
         compression=packing.compression,
-        # A row's version is a number of its own: a dictionary of them would only cost.
+        # Every row has its own version, so a dictionary of versions would only cost space.
         use_dictionary=[_leaf(field) for field in rows.schema if field.name != VERSION],
         column_encoding={VERSION: "DELTA_BINARY_PACKED"},
         sorting_columns=by_key if len(by_key) == len(key) and _is_flat(rows.schema) else None,
@@ -93,13 +93,13 @@ def _leaf(field: pa.Field) -> str:
 
 
 def _is_flat(schema: pa.Schema) -> bool:
-    """Tell whether columns and leaves have the same places, by which the writer is told of columns.
+    """Return whether columns and leaves have the same positions, by which the writer identifies columns.
 
-    A list of one leaf keeps its place; a struct does not.
+    A list with one leaf keeps its position; a struct does not.
     """
     return not any(pa.types.is_struct(field.type) for field in schema)
 
 
 def decode(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one file, or some of its columns."""
+    """Decode one file, or some of its columns."""
     return pq.ParquetFile(pa.BufferReader(content)).read(columns=list(columns) if columns else None)

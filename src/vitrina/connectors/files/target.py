@@ -1,4 +1,4 @@
-"""A folder of Parquet files as the target of a run: its manifest, its form, and the loads that write it."""
+"""Write a folder of Parquet files as the target of a run: its manifest, its layout, and its loads."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,15 +21,13 @@ from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
 
 
 class FilesTarget(OpenedFolder, BaseTarget):
-    """A folder as the target of a run."""
+    """Make a folder the target of a run."""
 
     no_shortcut_because = "the target is files"
     format = PARQUET
 
-    # --- preparing -------------------------------------------------------------------------------------------------
-
     def seize(self) -> None:
-        with_patience(self.ledger.seize)
+        require_answer(self.ledger.seize)
 
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
         if self.definition.mode == "live":
@@ -40,7 +38,7 @@ class FilesTarget(OpenedFolder, BaseTarget):
         if not wanted.key:
             raise TargetMismatch(f"{self.title} needs target_key, the columns that tell rows apart")
         self._layout = self._layout_of(wanted.columns, wanted.key)
-        shown = with_patience(self.ledger.read).shown
+        shown = require_answer(self.ledger.read).shown
         if shown and self.definition.mode == "incremental":
             self.joined(shown)
         return self._prepared(shown)
@@ -60,8 +58,8 @@ class FilesTarget(OpenedFolder, BaseTarget):
         )
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare to empty the target for a source without rows, if it may. Its columns stay."""
-        shown = with_patience(self.ledger.read).shown
+        """Prepare to empty the target for a source without rows, if allowed. Its columns stay."""
+        shown = require_answer(self.ledger.read).shown
         if not replaces or shown is None or self.definition.options.shared_target:
             return None
         self._layout = self._layout_of_shown(shown)
@@ -72,13 +70,11 @@ class FilesTarget(OpenedFolder, BaseTarget):
         return Prepared(self.layout.key, shown is not None, not (shown and shown.rows), columns)
 
     def fingerprint(self) -> Sequence[object]:
-        """List the options that decide the form of files. A load resumes only while they stay the same."""
+        """Return the options that decide the form of files. A load resumes only while they stay the same."""
         return (list(self._partition_by), self.options.other_types, self.definition.options.delete_when)
 
     def open_load(self, loading: Loading) -> Load:
         return ReplaceLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
-
-    # --- reading back ----------------------------------------------------------------------------------------------
 
     def scan(self, keys: Sequence[Key] | None = None) -> Iterator[pa.Table]:
         shown = self.ledger.read().shown
@@ -89,11 +85,11 @@ class FilesTarget(OpenedFolder, BaseTarget):
             yield rows if keys is None else only_keys(rows, self._layout.key, set(keys))
 
     def _layout_of_shown(self, shown: Generation) -> Layout:
-        """Derive the form from what was written, whose types were judged then."""
+        """Return the layout of what was written, whose types were checked then."""
         return Layout.of(shown.columns, shown.key, partition_by=shown.partition_by, others="string")
 
     def profile(self) -> TargetProfile | None:
-        shown = with_patience(self.ledger.read).shown
+        shown = require_answer(self.ledger.read).shown
         return profile_of(self.scan(), sum(file.bytes for file in shown.files)) if shown else None
 
     def as_written(self, rows: pa.Table) -> pa.Table:
@@ -101,7 +97,7 @@ class FilesTarget(OpenedFolder, BaseTarget):
         return self.layout.fitted(rows if deleted is None else rows.filter(pc.invert(deleted)))
 
 
-def with_patience(look: Callable[[], "Manifest | None"]) -> Manifest:
+def require_answer(look: Callable[[], "Manifest | None"]) -> Manifest:
     """Turn an outage into `CannotConnect`: nothing is written yet, so the run can wait and try again."""
     try:
         return look() or Manifest()

@@ -1,4 +1,4 @@
-"""URLs of connections to files: `file:///folder`, or `s3://bucket/prefix?endpoint=...`."""
+"""Parse URLs of connections to files: `file:///folder`, or `s3://bucket/prefix?endpoint=...`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ _SWITCH = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of the runner's machine, or one that is mounted there."""
+    """Locate a folder of the runner's machine, or one that is mounted there."""
 
     path: Path
 
     @property
     def identity(self) -> str:
-        """Two connections with one identity lead to one place."""
+        """Identify the place; two connections with one identity lead to the same place."""
         return f"file:{self.path.resolve()}"
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A prefix of a bucket. Without keys in the URL, the runner's own identity is used."""
+    """Locate a prefix of a bucket. Without keys in the URL, the runner's own identity is used."""
 
     name: str
     prefix: str
@@ -43,7 +43,7 @@ class Bucket:
 
     @property
     def path_style(self) -> bool:
-        """Servers that are not Amazon's seldom have a host name for each bucket."""
+        """Return whether URLs have the bucket in the path. Few servers besides Amazon's have a host for each bucket."""
         return _SWITCH[self.parameters.get("path_style", "true" if self.endpoint else "false")]
 
 
@@ -62,7 +62,7 @@ def parse(url: str) -> Place:
 
 
 def problem(url: str) -> str | None:
-    """Say why a URL is refused, without repeating any of its values."""
+    """Return why a URL is refused, without repeating any of its values; None if it is accepted."""
     parts = urlsplit(url)
     if parts.scheme.lower() == "file":
         return None if not parts.netloc and parts.path.strip("/") else "write file:///FOLDER, without a host"
@@ -85,16 +85,16 @@ def _wrong_parameter(found: Mapping[str, str]) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """Refuse a URL of a user that would act as the runner itself."""
+    """Refuse a user's URL that would use the identity of the runner itself."""
     if urlsplit(url).scheme.lower() == "file":
         return "a folder of the runner's machine can only be set in its environment"
     if "access_key_id" not in _parameters(urlsplit(url).query):
-        return "a bucket that is kept here needs keys of its own: access_key_id and secret_access_key"
+        return "a bucket that is kept here needs its own keys: access_key_id and secret_access_key"
     return None
 
 
 def dataset(url: str | None, name: str) -> tuple[str, str]:
-    """Name a target in lineage."""
+    """Return the lineage name of a target."""
     place = parse(url or "file:///unknown")
     if isinstance(place, Folder):
         return "file", str(place.path / name)
@@ -102,6 +102,6 @@ def dataset(url: str | None, name: str) -> tuple[str, str]:
 
 
 def _parameters(query: str) -> dict[str, str]:
-    """Parse parameters without taking `+` for a space, because secret keys contain it."""
+    """Parse parameters without decoding `+` as a space, because secret keys contain it."""
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     return {name: unquote(value) for name, _, value in pairs}

@@ -1,4 +1,4 @@
-"""The data side of a load: batches are collected into files, which are encoded and sent by a thread of their own."""
+"""Write the rows of a load: batches are collected into files, which a separate thread encodes and sends."""
 
 import time
 from collections import Counter
@@ -19,16 +19,16 @@ from vitrina.errors import Disconnected, DuplicateKeys, RunError
 from vitrina.ports.batch import Counts, PartId, Written
 from vitrina.ports.target import Receipt
 
-# What is sent again when the place does not answer: names are used once, so that doing it twice does no harm.
+# How often a file is sent if the storage does not answer. Names are used once, so sending twice is harmless.
 _SENDS = 3
 _MANY = 10_000
-# A batch counts only when its file has arrived: of a slow source, files are ended after this time.
+# A batch counts only when its file has arrived, so files of a slow source are ended after this time.
 SLOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Where and how the files of one load are written."""
+    """Describe where and how the files of one load are written."""
 
     objects: Objects
     folder: str
@@ -39,17 +39,17 @@ class Writing:
     layout: Layout
     packing: parquet.Packing
     file_bytes: int
-    # Returns the sequence number of a part, from which the versions of its rows are made.
+    # Returns the sequence number of a part, from which the versions of its rows are built.
     sequence: Callable[[int], int]
-    # Rows that the source calls deleted are written as such; a snapshot leaves them out.
+    # Whether rows that the source marks as deleted are written as such; a snapshot leaves them out.
     keeps_deleted: bool
     refuses_repeats: bool
     wait: Callable[[float], object]
 
 
 @dataclass
-class Clump:
-    """Rows of parts in a row, which become the files of one group."""
+class PendingGroup:
+    """Collect rows of consecutive parts, which become the files of one group."""
 
     first: int
     last: int
@@ -61,73 +61,73 @@ class Clump:
 
 @dataclass(frozen=True)
 class Group:
-    """Files that hold the rows of some parts, all of them or, between partitions, some of each."""
+    """Describe files that hold the rows of some parts; with partitions, each holds some rows of each part."""
 
     epoch: int
     attempt: str
     first: int
     last: int
     files: tuple[DataFile, ...]
-    # The least and the greatest value of the key's first column; None: nobody has looked.
+    # The least and the greatest value of the key's first column; None: not computed.
     extent: tuple[Any, Any] | None = None
 
 
 class FilesWriter:
-    """Take the batches of one window. A batch has arrived when the files with its rows are stored."""
+    """Write the batches of one window. A batch has arrived when the files with its rows are stored."""
 
     timed_as = "stage"
 
     def __init__(self, writing: Writing, arrived: Callable[[Group], None]) -> None:
         self._writing = writing
         self._arrived = arrived
-        self._clump: Clump | None = None
-        # Of the part that is being written, which may come in pieces.
+        self._pending: PendingGroup | None = None
+        # Position in the part that is being written, which may come in pieces.
         self._part, self._row = 0, 0
-        # Files of the same parts so far: a part that comes in pieces may fill several clumps.
+        # Files of the same parts so far: a part that comes in pieces may fill several groups.
         self._files: Counter[tuple[int, int]] = Counter()
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="vitrina-files")
         self._is_closed = False
 
     @property
     def ahead(self) -> int:
-        """The bytes that are on their way end a file long before this many batches do; a slow source, time does."""
-        waits = self._clump is not None and time.monotonic() - self._clump.since > SLOW_SECONDS
+        """Return how many batches may be pending. Bytes end a file long before that; for a slow source, time does."""
+        waits = self._pending is not None and time.monotonic() - self._pending.since > SLOW_SECONDS
         return 0 if waits else _MANY
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
-        # Where no row is left after the steps, there are no columns either.
+        # An empty result of the steps has no columns either.
         table, counts = self._shaped(rows, part.number) if rows.num_rows else (rows, Counts())
         return self._take(table, counts, part)
 
     def remove(self, rows: pa.Table, part: PartId) -> Receipt:
-        """Write that these rows, given as the target has them, are deleted."""
+        """Write entries that delete these rows, which are given as the target has them."""
         rows = rows.cast(self._writing.layout.schema)
         table = self._marked(rows, pa.repeat(True, rows.num_rows), part.number)
         return self._take(table, Counts(deleted=rows.num_rows), part)
 
     def _take(self, table: pa.Table, counts: Counts, part: PartId) -> Receipt:
-        clump = self._clump = self._clump or Clump(part.number, part.number)
-        clump.last = part.number
+        pending = self._pending = self._pending or PendingGroup(part.number, part.number)
+        pending.last = part.number
         if table.num_rows:
-            clump.tables.append(table)
-            clump.size += table.nbytes
-        if clump.size >= self._writing.file_bytes:
-            self._send(clump)
+            pending.tables.append(table)
+            pending.size += table.nbytes
+        if pending.size >= self._writing.file_bytes:
+            self._send(pending)
         written = Written(table.num_rows, counts=counts)
 
         def arrived() -> Written:
-            (clump.files or self._send(clump)).result()
+            (pending.files or self._send(pending)).result()
             return written
 
         return arrived
 
     def close(self) -> None:
-        """Give up what has not arrived, because no caller waits for it any more."""
+        """Abandon what has not arrived, because no caller waits for it any more."""
         self._is_closed = True
         self._sender.shutdown(wait=False, cancel_futures=True)
 
     def finish(self) -> None:
-        """Wait until nothing is on its way."""
+        """Wait until nothing is being sent."""
         self.close()
         self._sender.shutdown(wait=True)
 
@@ -141,8 +141,8 @@ class FilesWriter:
         require_key(table, layout.key)
         if deleted is None:
             deleted = pa.repeat(False, table.num_rows)
-        gone = pc.sum(deleted).as_py() or 0
-        return self._marked(table, deleted, number), Counts(inserted=table.num_rows - gone, deleted=gone)
+        removed = pc.sum(deleted).as_py() or 0
+        return self._marked(table, deleted, number), Counts(inserted=table.num_rows - removed, deleted=removed)
 
     def _marked(self, table: pa.Table, deleted: "pa.Array | pa.ChunkedArray", number: int) -> pa.Table:
         technical = self._writing.layout.technical
@@ -156,11 +156,11 @@ class FilesWriter:
         self._row += count
         return pc.add(pc.cumulative_sum(pa.repeat(1, count)), first - 1)
 
-    def _send(self, clump: Clump) -> "Future[Group]":
-        self._clump = None
-        tables, clump.tables = clump.tables, []
-        clump.files = self._sender.submit(self._sent, clump.first, clump.last, tables)
-        return clump.files
+    def _send(self, pending: PendingGroup) -> "Future[Group]":
+        self._pending = None
+        tables, pending.tables = pending.tables, []
+        pending.files = self._sender.submit(self._sent, pending.first, pending.last, tables)
+        return pending.files
 
     def _sent(self, first: int, last: int, tables: list[pa.Table]) -> Group:
         writing = self._writing
@@ -186,7 +186,7 @@ class FilesWriter:
     def _put(self, name: str, content: memoryview) -> None:
         for attempt in range(1, _SENDS + 1):
             if self._is_closed:
-                raise RunError("the load was given up")
+                raise RunError("the load was abandoned")
             try:
                 self._writing.objects.put(name, content)
                 return
@@ -197,7 +197,7 @@ class FilesWriter:
 
 
 def refuse_repeats(rows: pa.Table, layout: Layout) -> None:
-    """Refuse rows, sorted by key, of which several have one key."""
+    """Raise if several of these rows, which are sorted by key, have one key."""
     repeated = parquet.repeated_key(rows, layout.key)
     if repeated:
         shown = ", ".join(f"{name} = {value}" for name, value in repeated.items())
@@ -208,6 +208,6 @@ def refuse_repeats(rows: pa.Table, layout: Layout) -> None:
 
 
 def extent_of(rows: pa.Table, layout: Layout) -> tuple[Any, Any]:
-    """Return the least and the greatest value of the key's first column; the rows are sorted by it."""
+    """Return the least and the greatest value of the key's first column, by which the rows are sorted."""
     first = comparable(rows.select([layout.key[0]])).column(0)
     return first[0].as_py(), first[-1].as_py()

@@ -1,4 +1,4 @@
-"""Iceberg tables as targets, in a SQL or REST catalog: the connector's description, which loads no driver."""
+"""Describe the connector for Iceberg tables in a SQL or REST catalog. It loads no driver."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Catalogs of Iceberg tables, and what goes wrong with them in words of Vitrina."""
+"""Open catalogs of Iceberg tables, and translate their errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from vitrina.connectors.iceberg.file_io import WAREHOUSE, ObjectsIO
 from vitrina.connectors.iceberg.urls import CatalogUrl
 from vitrina.errors import Disconnected, FatalError, VitrinaError
 
-# A catalog that does not answer is given up after this: the run waits, and tries again.
+# Time limits for a catalog that does not answer. The run then waits and tries again.
 _CONNECT_SECONDS, _STATEMENT_SECONDS, _REQUEST_SECONDS = 10, 60, 60
 _OUTAGES = (
     exceptions.ServerError,
@@ -37,7 +37,7 @@ _REFUSALS = (
 
 
 class _OwnObjects:
-    """Reads tables with our objects, whatever the properties of a table or the answer of a server say."""
+    """Read tables through our objects, whatever the properties of a table or the answer of a server say."""
 
     properties: Properties
 
@@ -46,26 +46,26 @@ class _OwnObjects:
 
 
 class OwnSqlCatalog(_OwnObjects, SqlCatalog):
-    """A SQL catalog over our objects."""
+    """Access a SQL catalog through our objects."""
 
 
 class OwnRestCatalog(_OwnObjects, RestCatalog):
-    """A REST catalog over our objects, that does not wait for ever."""
+    """Access a REST catalog through our objects, with time limits."""
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
         for scheme in ("https://", "http://"):
-            session.mount(scheme, _Impatient())
+            session.mount(scheme, _TimeLimitAdapter())
         return session
 
 
-class _Impatient(HTTPAdapter):
+class _TimeLimitAdapter(HTTPAdapter):
     def send(self, request: Any, *args: Any, **more: Any) -> requests.Response:
         return super().send(request, *args, **more | {"timeout": (_CONNECT_SECONDS, _REQUEST_SECONDS)})
 
 
 def open_catalog(url: CatalogUrl, *, create: bool = True) -> Catalog:
-    """Connect to the catalog; `create`: with its own tables, if the database has none yet."""
+    """Connect to the catalog. `create`: create its own tables if the database has none yet."""
     common = {WAREHOUSE: url.warehouse, "warehouse": url.location, "py-io-impl": f"{ObjectsIO.__module__}.ObjectsIO"}
     with translated(url):
         if url.is_sql:
@@ -92,12 +92,12 @@ def _sql(url: CatalogUrl, properties: dict[str, str]) -> Catalog:
     except DBAPIError as exc:
         if "already exists" not in str(exc.orig):
             raise
-        # Two runners made the catalog's tables at the same moment.
+        # Two runners created the catalog's tables at the same time.
         return OwnSqlCatalog(url.catalog, uri=uri, pool_pre_ping="true", **properties)
 
 
 def ask(url: CatalogUrl, catalog: Catalog) -> None:
-    """Make sure that it answers. A SQL catalog connects when it is used, and may have no tables yet."""
+    """Check that the catalog answers. A SQL catalog connects on first use, and may have no tables yet."""
     with translated(url):
         if isinstance(catalog, SqlCatalog):
             catalog.engine.connect().close()
@@ -114,7 +114,7 @@ def close(catalog: Catalog) -> None:
 
 @contextmanager
 def translated(url: CatalogUrl) -> Iterator[None]:
-    """Raise errors of ours. What a driver says never holds the URL; what it was asked is left out."""
+    """Translate errors. The message of a driver never holds the URL; the statement is left out."""
     where = f"the Iceberg catalog at {url.host}"
     try:
         yield
@@ -135,8 +135,8 @@ def translated(url: CatalogUrl) -> Iterator[None]:
         raise FatalError(f"{where} names a file that is not in the warehouse: {_first_line(exc)}") from exc
 
 
-# SQLSTATE: no privilege, no such login, database or schema. Trying again does not help.
-_FOR_GOOD = ("28", "3D", "3F", "42")
+# SQLSTATE classes: no privilege, no such login, database or schema. Trying again does not help.
+_PERMANENT = ("28", "3D", "3F", "42")
 
 
 def _is_outage(exc: DBAPIError) -> bool:
@@ -144,7 +144,7 @@ def _is_outage(exc: DBAPIError) -> bool:
     if state is None:
         said = str(exc.orig)
         return not any(word in said for word in ("password authentication failed", "does not exist", "no pg_hba.conf"))
-    return not str(state).startswith(_FOR_GOOD)
+    return not str(state).startswith(_PERMANENT)
 
 
 def _first_line(exc: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Parquet files as entries of a table: what readers skip files by is taken from each while it is in memory."""
+"""Describe Parquet files as entries of a table, with the statistics by which readers skip files."""
 
 from collections.abc import Iterable, Iterator
 
@@ -18,24 +18,24 @@ from vitrina.connectors.iceberg import schemas
 from vitrina.errors import StageLost
 
 _DATA = ".parquet"
-# Footers of very large loads are read again when they are published: memory stays flat.
+# Footers beyond this number are read again on publication, so that memory stays bounded.
 _REMEMBERED = 1000
 
 
 class RememberedObjects:
-    """Objects that remember the footers of the Parquet files that they were given."""
+    """Store objects and remember the footers of the Parquet files among them."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._footers: dict[str, tuple[pq.FileMetaData, int]] = {}
 
     def footer(self, name: str) -> tuple[pq.FileMetaData, int]:
-        """Return the footer and the size of a file; of one that another runner wrote, after reading it."""
+        """Return the footer and the size of a file. A file that another runner wrote is read for it."""
         found = self._footers.get(name)
         try:
             return found or _footer(memoryview(self._objects.get(name)))
         except FileNotFoundError as exc:
-            raise StageLost(f"{name} is gone from the warehouse, so the load begins again") from exc
+            raise StageLost(f"{name} is missing from the warehouse, so the load starts from scratch") from exc
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:

@@ -1,4 +1,4 @@
-"""What pyiceberg reads and writes metadata with: the same objects, and the same client, as the data."""
+"""Let pyiceberg read and write metadata through the same objects and client as the data."""
 
 import io
 from functools import lru_cache
@@ -13,18 +13,18 @@ from vitrina.connectors.files.objects import Objects
 from vitrina.connectors.files.places import open_place
 from vitrina.errors import FatalError
 
-# The property of a catalog that holds the URL of its warehouse, with its keys; it is stored nowhere.
+# The catalog property with the URL of its warehouse, including its keys. It is never stored.
 WAREHOUSE = "vitrina.warehouse"
 
 
 @lru_cache(maxsize=16)
 def objects_of(warehouse: str) -> Objects:
-    """Open a warehouse once: pyiceberg asks for each table and each commit."""
+    """Open a warehouse once, because pyiceberg asks for it for each table and each commit."""
     return open_place(urls.parse(warehouse))
 
 
 class ObjectsIO(FileIO):
-    """Files of a warehouse, by their locations."""
+    """Access files of a warehouse by their locations."""
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
@@ -33,7 +33,7 @@ class ObjectsIO(FileIO):
         self._root = warehouse.partition("?")[0].rstrip("/") + "/"
 
     def name_of(self, location: str) -> str:
-        """Return the name of an object of the warehouse. Refuse a location that leads elsewhere."""
+        """Return the object name of a location. Refuse a location outside the warehouse."""
         name = location.removeprefix(self._root)
         if name == location or ".." in name.split("/"):
             raise FatalError(f"{location} is not in the warehouse of the connection, {self._root}")
@@ -51,7 +51,7 @@ class ObjectsIO(FileIO):
 
 
 class ObjectFile(InputFile, OutputFile):
-    """One object, read whole and written whole."""
+    """Read and write one object as a whole."""
 
     def __init__(self, location: str, name: str, objects: Objects) -> None:
         super().__init__(location)
@@ -82,7 +82,7 @@ class ObjectFile(InputFile, OutputFile):
 
 
 class Unwritten(io.BytesIO):
-    """Content of an object that is stored when it is closed, unless writing it failed."""
+    """Collect the content of an object, and store it on close unless writing failed."""
 
     def __init__(self, file: ObjectFile) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What doctor and `vitrina connections test` find out about a catalog and its warehouse; nothing is written."""
+"""Check a catalog and its warehouse for doctor and `vitrina connections test`; write nothing."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,9 @@ def check(url: str) -> Iterator[Finding]:
         require_package()
         yield _catalog(found)
     except VitrinaError as exc:
-        yield Finding("PROBLEM", exc.message, "mend the connection's URL, its login, or what is between")
+        yield Finding(
+            "PROBLEM", exc.message, "correct the connection's URL, its login, or repair the network in between"
+        )
         return
     yield from places.check(found.warehouse)
 

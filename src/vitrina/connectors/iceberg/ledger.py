@@ -1,7 +1,7 @@
-"""What a table shows, as one claim of a pipeline may change it: one commit of the catalog for each change.
+"""Read and change what a table shows, on behalf of one claim of a pipeline: one catalog commit for each change.
 
-The state of Vitrina is in properties of the table. A commit holds only if two references are still what was seen: the
-branch `main`, and a tag that belongs to the claim. Taking over replaces the tag.
+Vitrina's state is in properties of the table. A commit succeeds only if two references are unchanged: the branch
+`main`, and a tag that belongs to the claim. Taking over replaces the tag.
 """
 
 import json
@@ -39,17 +39,17 @@ from vitrina.ports.schema import Column
 
 # Properties of a table.
 STATE, WRITER = "vitrina.state", "vitrina.writer."
-# Of the summary of a snapshot.
+# Keys in the summary of a snapshot.
 PIPELINE, EPOCH, CHANGE, LOAD, CHECKPOINT = (
     f"vitrina.{name}" for name in ("pipeline", "epoch", "change", "load", "checkpoint")
 )
-# Stands for all files that the table has: nothing that is done here has to list them.
+# Stands for all files of the table, because no operation here has to list them.
 WHATEVER_IS_THERE = "*"
-# How the tags of claims begin.
+# Prefix of the tags of claims.
 TAGS = "vitrina_"
 _MAIN = "main"
 _DAY_MS = 86_400_000
-# Of a pipeline that no longer exists: what its tag keeps is given up after this.
+# A tag whose pipeline no longer exists keeps its snapshot for this long.
 TAG_AGE_MS = 30 * _DAY_MS
 _PROPERTIES = {
     "format-version": "2",
@@ -61,7 +61,7 @@ _PROPERTIES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a table is: its name in the catalog, and its folder in the warehouse."""
+    """Locate a table: its name in the catalog, and its folder in the warehouse."""
 
     catalog: Catalog
     url: CatalogUrl
@@ -74,7 +74,7 @@ class Place:
         return f"{self.url.location}/{self.folder}"
 
     def load(self) -> Table | None:
-        """Load the table as it is now; None when there is none. Refuse one that Vitrina did not make."""
+        """Return the table as it is now; None if it does not exist. Refuse one that Vitrina did not create."""
         with catalogs.translated(self.url):
             try:
                 table = self.catalog.load_table(self.identifier)
@@ -85,12 +85,12 @@ class Place:
             raise FatalError(f"iceberg:{name} exists, and Vitrina did not make it: choose another name")
         if table.location().rstrip("/") != self.location:
             raise FatalError(
-                f"iceberg:{name} is at {table.location()}, not at {self.location}: mend the warehouse of the connection"
+                f"iceberg:{name} is at {table.location()}, not at {self.location}: correct the connection's warehouse"
             )
         return table
 
     def create(self) -> None:
-        """Create the table with our columns alone. Raise `Changed` when another runner was faster."""
+        """Create the table with only Vitrina's own columns. Raise `Changed` if another runner was faster."""
         with catalogs.translated(self.url):
             for depth in range(1, len(self.identifier)):
                 self._create_namespace(self.identifier[:depth])
@@ -109,14 +109,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Seen:
-    """A table as it was loaded, and what it says."""
+    """Hold a table as it was loaded, and its manifest."""
 
     table: Table
     manifest: Manifest
 
 
 class TableLedger(BaseLedger):
-    """A table of a catalog."""
+    """Keep the manifest in a table of a catalog."""
 
     def __init__(self, place: Place, *, pipeline: str, epoch: int, wait: Callable[[float], object]) -> None:
         super().__init__(f"iceberg:{'.'.join(place.identifier)}", pipeline=pipeline, epoch=epoch, wait=wait)
@@ -124,7 +124,7 @@ class TableLedger(BaseLedger):
 
     @property
     def tag(self) -> str:
-        """Name the tag of this claim."""
+        """Return the tag of this claim."""
         return f"{self._tags}{self._epoch}"
 
     @property
@@ -132,7 +132,7 @@ class TableLedger(BaseLedger):
         return f"{TAGS}{self._pipeline}_"
 
     def reserve(self, columns: tuple[Column, ...]) -> Schema:
-        """Give these columns ids that the table gives no others; they are shown with the rows, not before."""
+        """Assign ids to these columns that no other column has. They become visible with the rows, not before."""
         for _ in range(5):
             table = self._place.load()
             if table is None:
@@ -157,7 +157,7 @@ class TableLedger(BaseLedger):
         return manifest, Seen(table, manifest)
 
     def _is_applied(self, change: str, found: Manifest, version: Seen | None) -> bool:
-        """Recognise a change whose reply was lost, also when others have changed the table since."""
+        """Recognise a change whose reply was lost, even if other writers have changed the table since."""
         snapshots = version.table.metadata.snapshots if version else ()
         return found.change == change or any(
             snapshot.summary is not None and snapshot.summary.get(CHANGE) == change for snapshot in snapshots
@@ -166,7 +166,7 @@ class TableLedger(BaseLedger):
     def _store(self, wanted: Manifest, version: Seen | None, record: bytes) -> None:
         if version is None:
             self._place.create()
-            raise Changed(self._name)  # look at it, then change it
+            raise Changed(self._name)  # load it, then change it
         change = Change(self._place, version.table)
         shows = _is_shown_otherwise(version.manifest, wanted)
         if shows:
@@ -194,7 +194,7 @@ class TableLedger(BaseLedger):
         }
 
     def _fence(self, change: "Change", summary: dict[str, str] | None = None) -> None:
-        """Require the claim's tag. A claim that has none yet takes the place of the pipeline's claim before."""
+        """Require the claim's tag. A claim without one replaces the tag of the pipeline's previous claim."""
         refs = change.table.metadata.refs
         if self.tag in refs:
             change.require(self.tag)
@@ -205,14 +205,14 @@ class TableLedger(BaseLedger):
                 raise self._late()
             change.require(name)
         if not before:
-            # Nothing to require the absence of: a snapshot without rows makes two first claims exclude each other.
+            # A missing tag cannot be required, so an empty snapshot makes two first claims exclude each other.
             change.require_unchanged()
             change.append_nothing(summary or {})
         change.move_tag(before, self.tag)
 
 
 class Change:
-    """One commit, as it is put together."""
+    """Assemble one commit."""
 
     def __init__(self, place: Place, table: Table) -> None:
         self.table = table
@@ -220,8 +220,6 @@ class Change:
         self._staged: Transaction = table.transaction()
         self._requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
         self._has_snapshot = False
-
-    # --- what must still be so -------------------------------------------------------------------------------------
 
     def require(self, ref: str) -> None:
         found = self.table.metadata.refs.get(ref)
@@ -231,8 +229,6 @@ class Change:
         """Require that rows and columns are those that were seen."""
         self.require(_MAIN)
         self._requirements.append(AssertCurrentSchemaId(current_schema_id=self.table.metadata.current_schema_id))
-
-    # --- what is done ----------------------------------------------------------------------------------------------
 
     def set(self, name: str, value: str) -> None:
         self._staged._stage((SetPropertiesUpdate(updates={name: value}),))
@@ -253,7 +249,7 @@ class Change:
             self._staged._stage((SetCurrentSchemaUpdate(schema_id=-1),))
 
     def show_files(self, found: Manifest, wanted: Manifest, summary: dict[str, str]) -> None:
-        """Add files, and remove those of a generation that is replaced, in one snapshot."""
+        """Add files, and remove those of a replaced generation, in one snapshot."""
         if wanted.shown is None:
             return
         added = [file for file in wanted.shown.files if file.path != WHATEVER_IS_THERE]
@@ -290,10 +286,10 @@ class Change:
         self._staged._stage(updates)
 
     def commit(self) -> None:
-        """Make the change. Raise `Changed` when something is no longer what was required.
+        """Commit the change. Raise `Changed` if a requirement is no longer met.
 
-        Manifests of a commit that was refused stay until they are old: a server, or a proxy before it, may have sent
-        the request twice, and refused what it had done already.
+        Manifests of a refused commit stay until they are old: a server, or a proxy in front of it, may have sent the
+        request twice and refused what it had already done.
         """
         if self._staged._updates:
             with catalogs.translated(self._place.url):
@@ -322,7 +318,7 @@ def _manifest(table: Table) -> Manifest:
 
 
 def rows_in(table: Table) -> int:
-    """Return how many rows the table has, deleted ones and older versions included."""
+    """Return how many rows the table has, including deleted ones and older versions."""
     snapshot = table.current_snapshot()
     return int(snapshot.summary.get("total-records") or 0) if snapshot and snapshot.summary else 0
 
@@ -333,6 +329,6 @@ def _is_shown_otherwise(found: Manifest, wanted: Manifest) -> bool:
 
 
 def _state(manifest: Manifest) -> str:
-    """Write what is shared by the pipelines of a table: all but the claims of each, and the files."""
+    """Return the state that the pipelines of a table share: all except the claims of each, and the files."""
     shown = replace(manifest.shown, files=()) if manifest.shown else None
     return replace(manifest, shown=shown, previous=(), writers={}).to_bytes().decode()

@@ -1,4 +1,4 @@
-"""Expiring snapshots that are no longer kept, and removing files that no snapshot names."""
+"""Expire snapshots that are no longer kept, and remove files that no snapshot names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vitrina.connectors.iceberg import catalogs
 from vitrina.connectors.iceberg.ledger import TAGS, Change, Place
 from vitrina.connectors.iceberg.options import IcebergOptions
 
-# A property of the table: when it was looked through last, as a Unix time in milliseconds.
+# A property of the table: when it was last cleaned, as a Unix time in milliseconds.
 CLEANED = "vitrina.cleaned-at-ms"
 _DAY_MS = 86_400_000
 _DAY_SECONDS = 86_400.0
@@ -23,21 +23,21 @@ _METADATA = (".avro", ".metadata.json")
 
 @dataclass(frozen=True)
 class Maintenance:
-    """What one claim may do to a table besides writing rows."""
+    """Clean a table on behalf of one claim."""
 
     place: Place
-    # The tag of the claim: without it, nothing is expired.
+    # The tag of the claim; without it, nothing is expired.
     tag: str
     options: IcebergOptions
     cleaner: Cleaner
 
     def is_due(self) -> bool:
-        """Tell whether a day has gone by; the whole folder is listed, and every manifest is read."""
+        """Return whether a day has passed. Cleaning lists the whole folder and reads every manifest."""
         table = self.place.load()
         return table is not None and _now_ms(table) - int(table.properties.get(CLEANED, 0)) >= _DAY_MS
 
     def clean(self, *, but: frozenset[str]) -> int:
-        """Expire snapshots, then remove files, except those of the loads in `but`; return how many."""
+        """Expire snapshots, then remove files, except those of the loads in `but`; return their number."""
         self._expire()
         table = self.place.load()
         if table is None:
@@ -66,10 +66,10 @@ class Maintenance:
         try:
             change.commit()
         except (Changed, ValueError):
-            return  # another program writes to it, or has expired them: tomorrow, then
+            return  # another program writes to it, or has expired them: try tomorrow
 
     def _expired(self, table: Table) -> tuple[list[str], list[int]]:
-        """Find tags of claims that are over for good, and snapshots that nothing keeps."""
+        """Return tags of claims that have ended permanently, and snapshots that nothing keeps."""
         metadata, days = table.metadata, self.options.expire_days
         if days is None:
             return [], []
@@ -88,7 +88,7 @@ class Maintenance:
         return tags, [name for name, age in ages.items() if age > days * _DAY_MS and name not in kept]
 
     def _left_metadata(self, named: set[str]) -> Iterator[str]:
-        """Find metadata of commits that failed. One may be about to be committed: only old ones are."""
+        """Yield metadata files of failed commits. Only old ones, because a recent one may still be committed."""
         listed = list(self.place.objects.list(f"{self.place.folder}/metadata/"))
         now = max((one.modified for one in listed), default=0.0)
         for one in listed:
@@ -102,12 +102,12 @@ class Maintenance:
 
 
 def _now_ms(table: Table) -> int:
-    """Return the time of the last change, which the claim itself made: of the same clock as those of snapshots."""
+    """Return the time of the last change, made by the claim itself, by the same clock as snapshot times."""
     return table.metadata.last_updated_ms
 
 
 def _named(table: Table) -> Iterator[str]:
-    """Yield the locations of everything that a reader of any snapshot needs, and the history of the metadata."""
+    """Yield the locations of everything that a reader of any snapshot needs, and the metadata history."""
     yield table.metadata_location
     yield from (one.metadata_file for one in table.metadata.metadata_log)
     yield from (one.statistics_path for one in table.metadata.statistics)

@@ -1,4 +1,4 @@
-"""Opening an Iceberg table in the catalog of its connection."""
+"""Open an Iceberg table in the catalog of its connection."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Options of a pipeline that writes Iceberg tables."""
+"""Define the options of a pipeline that writes Iceberg tables."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from vitrina.connectors.files.options import ParquetOptions
 
 
 class IcebergOptions(ParquetOptions):
-    """Options of one pipeline, in `options.iceberg`."""
+    """Set the options of one pipeline, in `options.iceberg`."""
 
     expire_days: int | None = Field(
         5,

@@ -1,4 +1,4 @@
-"""Reading a table back as any reader does: by pyiceberg, through snapshot, manifests and ids of columns."""
+"""Read a table back as any reader does: with pyiceberg, through snapshot, manifests and column ids."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,14 +12,14 @@ from vitrina.connectors.files.columns import DELETED, VERSION, Layout, comparabl
 
 
 class TableReader:
-    """One snapshot of a table, in the types of a form."""
+    """Read one snapshot of a table, in the types of a layout."""
 
     def __init__(self, table: Table, layout: Layout) -> None:
         self._table = table
         self._layout = layout
 
     def scan(self, *, is_log: bool) -> Iterator[pa.Table]:
-        """Yield the rows that count. Of a log, the keys with their versions are held in memory."""
+        """Yield the rows that count. For a log, the keys with their versions are held in memory."""
         latest = self._latest_versions() if is_log else None
         for rows in self._read([*self._layout.schema.names, VERSION]):
             counting = rows if latest is None else rows.filter(pc.is_in(rows.column(VERSION), latest))
@@ -27,7 +27,7 @@ class TableReader:
                 yield self._typed(counting)
 
     def _read(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Read file by file: pyiceberg by itself would read them all at once."""
+        """Read file by file, because pyiceberg would read them all at once."""
         known = set(self._table.schema().column_names)
         scan = self._table.scan(selected_fields=tuple(name for name in columns if name in known))
         for task in scan.plan_files():
@@ -36,7 +36,7 @@ class TableReader:
                 yield pa.Table.from_batches([batch])
 
     def _latest_versions(self) -> pa.Array:
-        """Collect the highest version of each key, unless its row is deleted."""
+        """Return the highest version of each key, unless its row is deleted."""
         key = list(self._layout.key)
         latest: pa.Table | None = None
         deleted: list[pa.Array] = []

@@ -1,4 +1,4 @@
-"""Columns as Iceberg has them: each with an id of its own, by which readers find it in the files."""
+"""Plan the columns of an Iceberg table, each with an id by which readers find it in the files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ _PRIMITIVES: dict[pa.DataType, types.PrimitiveType] = {
 
 
 def held_in(schema: pa.Schema) -> pa.Schema:
-    """Return the types that Iceberg has for those of Parquet: it has no integers of 16 bits."""
+    """Return the Iceberg types for those of Parquet. Iceberg has no 16-bit integers."""
     return pa.schema([field.with_type(_held(field.type)) for field in schema])
 
 
@@ -44,7 +44,7 @@ def _held(kind: pa.DataType) -> pa.DataType:
 
 
 def empty() -> Schema:
-    """Return the columns of a table before its first load is known: ours alone."""
+    """Return the columns of a table before its first load is known: only Vitrina's own."""
     return Schema(*_own(count(1)))
 
 
@@ -54,9 +54,9 @@ def _own(ids: Iterator[int]) -> Iterator[types.NestedField]:
 
 
 def planned(metadata: TableMetadata, columns: Sequence[Column]) -> Schema:
-    """Plan the schema for these columns: columns of the table that stay as they are keep their ids.
+    """Return the schema for these columns. Unchanged columns of the table keep their ids.
 
-    One that was planned before is found again, so that a load which is continued goes on with its ids.
+    A schema that was planned before is found again, so that a resumed load continues with its ids.
     """
     now = metadata.schema()
     wanted = [(column.name, _held(arrow_type(column, "string"))) for column in columns]
@@ -104,7 +104,7 @@ def _primitive(kind: pa.DataType) -> types.PrimitiveType:
 
 
 def with_ids(layout: Layout, schema: Schema) -> Layout:
-    """Give the columns of files the ids that the table has for them."""
+    """Set the ids that the table has for the columns of files."""
     return replace(layout, schema=_marked(layout.schema, schema), technical=_marked(TECHNICAL, schema))
 
 
@@ -117,7 +117,7 @@ def _marked(given: pa.Schema, schema: Schema) -> pa.Schema:
 
 
 def require_ids(written: pa.Schema, schema: Schema) -> None:
-    """Require that the columns of a file have the ids that the table has for them: readers go by nothing else."""
+    """Raise if the columns of a file lack the ids that the table has for them, by which alone readers find them."""
     wanted = {field.name: str(field.field_id).encode() for field in schema.fields}
     for field in written:
         if (field.metadata or {}).get(_FIELD_ID) != wanted.get(field.name):

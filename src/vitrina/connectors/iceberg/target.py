@@ -1,4 +1,4 @@
-"""An Iceberg table as the target of a run: files are written as for a folder of Parquet, and the catalog names them."""
+"""Write an Iceberg table as the target of a run: files are written as for a Parquet folder; a catalog lists them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from vitrina.ports.target import Loading
 
 
 class IcebergTarget(FilesTarget):
-    """A table as the target of a run."""
+    """Make a table the target of a run."""
 
     prefix = "iceberg"
     no_shortcut_because = "the target is an Iceberg table"
@@ -33,7 +33,7 @@ class IcebergTarget(FilesTarget):
     def __init__(self, opening: Opening, place: Place) -> None:
         self._place = place
         super().__init__(opening, place.objects)
-        self._is_looked_through = False
+        self._is_cleaned = False
 
     def _folder_of(self, name: str) -> str:
         return self._place.folder
@@ -41,8 +41,6 @@ class IcebergTarget(FilesTarget):
     def _open_ledger(self) -> BaseLedger:
         self._table_ledger = TableLedger(self._place, pipeline=self.pipeline, epoch=self.epoch, wait=self.context.wait)
         return self._table_ledger
-
-    # --- form ------------------------------------------------------------------------------------------------------
 
     def _layout_of(self, columns: Sequence[Column], key: Sequence[str]) -> Layout:
         layout = super()._layout_of(columns, key)
@@ -53,14 +51,12 @@ class IcebergTarget(FilesTarget):
         return replace(layout, schema=schemas.held_in(layout.schema))
 
     def writing(self, loading: Loading, generation: str, sequence: Callable[[int], int]) -> Writing:
-        """Give the columns of the files the ids that they will have, or have, in the table."""
+        """Set the ids that the columns of the files have, or will have, in the table."""
         found = super().writing(loading, generation, sequence)
         shown = self.ledger.read().shown
         adds = shown is not None and not (loading.kind == "replace" and loading.deletes)
         columns = self.joined(shown).columns if shown and adds else self.layout.columns
         return replace(found, layout=schemas.with_ids(self.layout, self._table_ledger.reserve(columns)))
-
-    # --- reading and cleaning --------------------------------------------------------------------------------------
 
     def rows_of(self, shown: Generation) -> Iterator[pa.Table]:
         table = self._place.load()
@@ -70,10 +66,10 @@ class IcebergTarget(FilesTarget):
             yield from TableReader(table, self.layout).scan(is_log=shown.kind == "log")
 
     def clean(self, manifest: Manifest, *, but: Sequence[str | None] = ()) -> None:
-        """Look the table through once a day, and after a runner was lost. What fails now is done by a later run."""
-        if self._is_looked_through:
+        """Clean the table once a day, and after a runner was lost. What fails now is done by a later run."""
+        if self._is_cleaned:
             return
-        self._is_looked_through = True
+        self._is_cleaned = True
         options = self.options if isinstance(self.options, IcebergOptions) else IcebergOptions()
         cleaner = Cleaner(self.pipeline, self.epoch, self.context.require_held)
         work = Maintenance(self._place, self._table_ledger.tag, options, cleaner)

@@ -1,7 +1,7 @@
-"""URLs of Iceberg catalogs: `iceberg+postgresql://user:password@host/database?warehouse=s3://bucket/prefix`.
+"""Parse URLs of Iceberg catalogs: `iceberg+postgresql://user:password@host/database?warehouse=s3://bucket/prefix`.
 
-What follows `iceberg+` is the catalog: a Postgres database, or the address of a REST catalog. `warehouse` is where
-tables are: a folder or a bucket, whose parameters stand beside it.
+What follows `iceberg+` is the catalog: a PostgreSQL database, or the address of a REST catalog. `warehouse` is the
+folder or bucket of the tables; its parameters follow it.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _NAME = "vitrina"
 
 @dataclass(frozen=True)
 class CatalogUrl:
-    """A catalog, and the place of its tables."""
+    """Hold a catalog and the location of its tables."""
 
     scheme: str
-    # Without parameters; it may hold a password.
+    # Without parameters; it may contain a password.
     address: str = field(repr=False)
     host: str
     warehouse: str = field(repr=False)
@@ -46,12 +46,12 @@ class CatalogUrl:
 
     @property
     def location(self) -> str:
-        """Where the tables are, as Iceberg writes it: without parameters, and without a slash at the end."""
+        """Return the location of the tables as Iceberg writes it: without parameters and without a trailing slash."""
         return self.warehouse.partition("?")[0].rstrip("/")
 
     @property
     def identity(self) -> str:
-        """Two connections with one identity lead to one catalog."""
+        """Identify the catalog; two connections with one identity lead to the same catalog."""
         return f"iceberg:{self.host}{urlsplit(self.address).path}#{self.catalog}"
 
 
@@ -75,10 +75,10 @@ def parse(url: str) -> CatalogUrl:
 
 
 def problem(url: str) -> str | None:
-    """Say why a URL is refused, without repeating any of its values."""
+    """Return why a URL is refused, without repeating any of its values; None if it is accepted."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # judged when it is asked for
+        _ = parts.port  # validated on access
     except ValueError:
         return f"it has an address that is wrong: write {EXAMPLE}"
     scheme, found = parts.scheme.lower(), _parameters(parts.query)
@@ -96,13 +96,13 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """Refuse a URL of a user that would act as the runner itself."""
+    """Refuse a user's URL that would use the identity of the runner itself."""
     found = problem(url)
     return found or places.kept_problem(_warehouse(_parameters(urlsplit(url).query)))
 
 
 def dataset(url: str | None, name: str) -> tuple[str, str]:
-    """Name a target in lineage."""
+    """Return the lineage name of a target."""
     if url is None:
         return "iceberg", name
     found = parse(url)
@@ -110,12 +110,12 @@ def dataset(url: str | None, name: str) -> tuple[str, str]:
 
 
 def _warehouse(found: Mapping[str, str]) -> str:
-    """Write the warehouse as the URL of a place for files."""
+    """Return the warehouse as the URL of a place for files."""
     given = "&".join(f"{name}={quote(found[name], safe=':/')}" for name in sorted(_OF_PLACES & found.keys()))
     return f"{found.get('warehouse', '')}{'?' if given else ''}{given}"
 
 
 def _parameters(query: str) -> dict[str, str]:
-    """Parse parameters without taking `+` for a space, because secret keys contain it."""
+    """Parse parameters without decoding `+` as a space, because secret keys contain it."""
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     return {name: unquote(value) for name, _, value in pairs}

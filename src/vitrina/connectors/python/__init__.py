@@ -1,4 +1,4 @@
-"""Registered Python functions as sources: the connector's description."""
+"""Describe the connector for registered Python functions as sources."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Opening a Python source: in a worker process, with its params read; nothing of it runs yet."""
+"""Open a Python source in a worker process and read its params; nothing of it runs yet."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

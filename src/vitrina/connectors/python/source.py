@@ -1,4 +1,4 @@
-"""A registered Python source: each batch comes with the checkpoint that the source set for it."""
+"""Read a registered Python source; each batch comes with the checkpoint that the source set for it."""
 
 import hashlib
 import json
@@ -16,12 +16,12 @@ from vitrina.ports.source import BaseSource, Description, Form, Mark, Marked, Pa
 from vitrina.sentences import say
 from vitrina.transforms.sources import OpenSource
 
-# What a full load has to go on from when the source set no checkpoint with its last batch.
+# The position of a full load whose source set no checkpoint with its last batch.
 NO_CHECKPOINT = '["null"]'
 
 
 class PythonSource(BaseSource):
-    """Rows that a function makes. A position is the source's own checkpoint, as JSON."""
+    """Read rows that a function produces. A position is the source's own checkpoint, as JSON."""
 
     runs_when_described = True
     version_types: tuple[str, ...] = ()
@@ -36,19 +36,19 @@ class PythonSource(BaseSource):
         return say("plan.python_source", name=self._opened.name)
 
     def describe(self, window: Window) -> Description:
-        """Read the source as far as its first batch, which is kept for the load."""
+        """Read the source up to its first batch, which is kept for the load."""
         schema = self._opened.peek(_checkpoint_of(window))
         if schema is None and window.after and self._definition.mode == "full":
-            schema = self._opened.peek(None)  # an interrupted load that lacks nothing but being published
+            schema = self._opened.peek(None)  # an interrupted load that only has to be published
         return Description(schema=schema, digest=self._opened.digest)
 
     def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
-        """Return the first rows, which were read already; a source is not asked twice."""
+        """Return the first rows, which were read already; a source is not run twice."""
         return self._opened.peeked(rows)
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
         watch = Stopwatch()
-        # The first batch was looked at before the target was prepared for it.
+        # The first batch was read before the target was prepared for it.
         watch.add("read", self._opened.peek_seconds, time.time())
         found = self._opened.batches(_checkpoint_of(window))
         while (made := watch.next_of("read", found)) is not None:
@@ -60,8 +60,6 @@ class PythonSource(BaseSource):
     def close(self) -> None:
         self._opened.close()
 
-    # --- passes ----------------------------------------------------------------------------------------------------
-
     def guarantee(self) -> str | None:
         return "exact"
 
@@ -69,7 +67,7 @@ class PythonSource(BaseSource):
         return []
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Tell whether the checkpoint is another source's. One of an earlier version only says which mart it filled."""
+        """Return why the checkpoint is another source's, or None. One of an earlier version only names its mart."""
         known = found.identity.get("mart")
         if found.fingerprint is not None:
             is_anothers = found.fingerprint != self._identity
@@ -90,7 +88,7 @@ class PythonSource(BaseSource):
         return Unseen()
 
     def begin_pass(self, found: Checkpoint) -> Pass:
-        """Begin a pass. A backfill does not say how far the source was followed."""
+        """Begin a pass. A backfill does not record how far the source was read."""
         begun = found if self._is_backfill else replace(found, fingerprint=self._identity)
         return PythonPass(begun, is_backfill=self._is_backfill)
 
@@ -102,7 +100,7 @@ class PythonSource(BaseSource):
 
 
 class PythonPass:
-    """A pass whose every batch says where the next pass may begin."""
+    """Read batches, each of which says where the next pass may begin."""
 
     hold: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()

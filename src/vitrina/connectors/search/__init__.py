@@ -1,4 +1,4 @@
-"""Elasticsearch and OpenSearch as targets: the connector's description; the client is imported where it is used."""
+"""Describe the connector for Elasticsearch and OpenSearch targets. Functions import the client when they need it."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitrina.settings import Settings
     from vitrina.store.database import Connection
 
-# What Elasticsearch and OpenSearch accept as an index name, minus the dot prefix of system indexes.
+# What Elasticsearch and OpenSearch accept as an index name, without the dot prefix of system indexes.
 INDEX_NAME = r"[a-z0-9][a-z0-9_.\-]{0,126}"
 
 
@@ -29,7 +29,7 @@ def _check(url: str, settings: "Settings") -> Iterator[Finding]:
 
 
 def _dataset(url: str | None, index: str) -> tuple[str, str]:
-    """Name the index for lineage. The namespace is the address of the cluster's first server, without the login."""
+    """Return the lineage name of the index. The namespace is the address of the cluster's first server."""
     first = (urls.parse(url).addresses if url and urls.is_of_cluster(url) else url or "").split(",")[0]
     server = urlsplit(first)
     return f"elasticsearch://{server.hostname or 'localhost'}:{server.port or 9200}", index
@@ -51,7 +51,7 @@ def _tidy_up(metastore: "Connection", settings: "Settings") -> None:
     from vitrina.store import left_generations
 
     if left_generations.exist(metastore):
-        # Here: most runners need no search client.
+        # Imported here, because most runners need no search client.
         from vitrina.connectors.search.housekeeping import remove_left_generations
 
         remove_left_generations(metastore, settings)

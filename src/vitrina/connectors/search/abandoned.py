@@ -1,4 +1,4 @@
-"""Removing an unfinished generation that no run of its pipeline will come back to."""
+"""Remove an unfinished generation that no run of its pipeline will resume."""
 
 import structlog
 
@@ -8,11 +8,11 @@ from vitrina.connectors.search.mapping import noted
 
 
 def remove(client: SearchClient, generation: str, pipeline: str) -> bool:
-    """Remove the generation. Return whether it is settled: removed, completed, or another pipeline's.
+    """Remove the generation. Return True if nothing is left to do: it is removed, complete, or of another pipeline.
 
-    The caller's metastore has said that no run works on it. A late runner could still show it, but only in a step
-    that removes its write alias. Whichever side removes that alias first decides. A generation with another alias is
-    kept.
+    The caller's metastore has confirmed that no run uses the generation. A late runner could still publish it, but
+    only in a step that removes its write alias, so the side that removes the alias first wins. A generation with any
+    other alias is kept.
     """
     entry = (client.find_index(generation) or {}).get(generation)
     if entry is None:

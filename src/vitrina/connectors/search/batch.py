@@ -1,4 +1,4 @@
-"""Documents on their way to an index as a batch, and what became of each."""
+"""Hold a batch of documents to send to an index, and the outcome for each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Actions:
-    """Prepared bulk actions: ids, all different, and at the same positions the NDJSON lines of the actions.
+    """Hold prepared bulk actions: distinct ids, and the NDJSON lines of the actions at the same positions.
 
-    `objects` names the fields of updates that hold an object in at least one of the documents.
+    `objects` names the fields of updates that hold an object in at least one document.
     """
 
     ids: Sequence[str]
@@ -27,7 +27,7 @@ class Actions:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A document that the server, or we before it, refused for good."""
+    """Hold a document that was permanently refused, by the server or before it was sent."""
 
     id: str
     reason: str
@@ -37,7 +37,7 @@ class Rejected:
 
 @dataclass
 class BulkOutcome:
-    """What became of a batch: every document is in exactly one of these numbers."""
+    """Count what happened to a batch. Every document is in exactly one of these numbers."""
 
     created: int = 0
     updated: int = 0
@@ -46,11 +46,11 @@ class BulkOutcome:
     rejected: list[Rejected] = field(default_factory=list)
     requests: int = 0
     sent_again: int = 0
-    # Sent a second time behind an action that clears objects in it.
+    # Sent a second time, after an action that clears the objects in it.
     cleared: int = 0
 
     def add(self, results: Mapping[str, int]) -> None:
-        """Count results in the servers' terms; `not_found` is a delete of a document that did not exist."""
+        """Add results by the servers' terms; `not_found` is a delete of a document that did not exist."""
         self.created += results.get("created", 0)
         self.updated += results.get("updated", 0)
         self.deleted += results.get("deleted", 0)

@@ -1,4 +1,4 @@
-"""Sends documents with the bulk API until each one is acknowledged, rejected for good, or the attempt is given up."""
+"""Send documents with the bulk API until each one is acknowledged or rejected, or the attempt is abandoned."""
 
 import queue
 import threading
@@ -19,41 +19,41 @@ BEATEN = "the index holds a version of this document that a later claim than thi
 
 
 class BulkInterrupted(errors.RunError):
-    """The run was asked to stop while documents were still on their way: this batch is not done."""
+    """Signal that the run was asked to stop before all documents of a batch were settled."""
 
     code = "interrupted"
 
 
 class BulkTransport(Protocol):
-    """The part of `SearchClient` that the engine needs."""
+    """Define the part of `SearchClient` that the engine needs."""
 
     def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply: ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large requests are, how many travel at once, and how patient we are."""
+    """Set the size of requests, how many are in flight at once, and how long to retry."""
 
     request_bytes: int = 5 * 1024 * 1024
     request_documents: int = 10_000
     in_flight: int = 3
-    # Below this a request is not worth being split just to keep all connections busy.
+    # A request smaller than this is not split just to keep all connections busy.
     small_request_bytes: int = 256 * 1024
     first_delay_seconds: float = 0.2
     longest_delay_seconds: float = 5.0
-    # Without a single settled document for so long, the attempt is given up.
+    # The attempt is abandoned if no document is settled for this long.
     patience_seconds: float = 600.0
-    # This many troubled requests in a row open the circuit: one request at a time, until one succeeds.
+    # This many failed requests in a row open the circuit: one request at a time until one succeeds.
     circuit_threshold: int = 3
-    # A refused request is sent again in halves, down to this many documents.
+    # A refused request is sent again in halves if it holds at least this many documents.
     worth_halving: int = 200
-    # For internal errors of the server (500) about one document, which may or may not go away.
+    # Attempts after internal errors of the server (500) about one document, which may or may not be temporary.
     few_attempts: int = 5
-    # A request that was on its way when its alias was taken away has ended by then.
+    # A request that was in flight when its alias was removed has ended after this time.
     fence_grace_seconds: float = 2.0
 
     def circuit(self) -> Circuit:
-        """Create a circuit, closed, with these limits."""
+        """Create a closed circuit with these limits."""
         return Circuit(
             first_delay_seconds=self.first_delay_seconds,
             longest_delay_seconds=self.longest_delay_seconds,
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Documents that travel in one request."""
+    """Hold the positions of the documents of one request."""
 
     positions: Sequence[int]
     attempt: int = 0
@@ -78,7 +78,7 @@ class _Request:
     chunk: _Chunk
     target: str
     actions: Actions
-    # What goes before the actions at some positions.
+    # What to send before the actions at some positions.
     clearings: Mapping[int, bytes]
     answers: "queue.SimpleQueue[tuple[_Request, _Answer]]"
 
@@ -86,10 +86,10 @@ class _Request:
 class BulkEngine:
     """Keep several requests in flight and account for every document.
 
-    `target` is the write alias. `renew_target` moves it: after a reply was lost, the server may still be about to
-    apply that request, and an `update` carries no version, so the old alias must go before newer documents may
-    follow. `on_wait` hears why nothing moves, and None when it moves again. `should_stop` is asked several times a
-    second.
+    `target` is the write alias. `renew_target` replaces it: after a reply was lost, the server may still apply that
+    request, and an `update` carries no version, so the old alias must be removed before newer documents are sent.
+    `on_wait` receives the reason while nothing progresses, and None once it does. `should_stop` is called several
+    times a second.
     """
 
     def __init__(
@@ -112,37 +112,37 @@ class BulkEngine:
         self.renew_target = renew_target
         self.judge_item = judge_item
         self.judge_request = judge_request
-        self.request_bytes = self.limits.request_bytes  # shrinks when the server finds requests too large
+        self.request_bytes = self.limits.request_bytes  # lowered when the server refuses a request as too large
         self.jobs: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self.closed = False
         self._unfinished: list[Delivery] = []
-        # Daemon threads: a request that hangs for its whole time-out must not keep a stopping process alive.
+        # Daemon threads: a request that hangs until its timeout must not keep a stopping process alive.
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.limits.in_flight)]
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Close from any thread. A delivery under way ends with `BulkInterrupted`."""
+        """Close the engine, from any thread. Running deliveries raise `BulkInterrupted`."""
         self.closed = True
         for _ in self._threads:
             self.jobs.put(None)
 
     def drain(self) -> None:
-        """Wait after `close` for requests in flight, for `fence_grace_seconds` at most."""
+        """Wait after `close` for requests in flight, for at most `fence_grace_seconds`."""
         deadline = time.monotonic() + self.limits.fence_grace_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def send(self, actions: Actions) -> BulkOutcome:
-        """Send a batch and return when every document is acknowledged or rejected. Raise `RunError` when that fails."""
+        """Send a batch and return when every document is acknowledged or rejected. Raise `RunError` if that fails."""
         return self.start(actions).finish()
 
     def start(self, actions: Actions) -> "Delivery":
         """Send the first requests and return, so that the caller can prepare the next batch meanwhile.
 
-        Several may be under way, to be finished in the order in which they were started. A batch that writes a
-        document which an earlier one still writes waits for it here: `update` carries no version, so none may
-        overtake another.
+        Several deliveries may run at once; finish them in the order in which they were started. A batch that writes a
+        document which an earlier one is still writing waits for it here: `update` carries no version, so requests for
+        one document must not overtake each other.
         """
         for earlier in list(self._unfinished):
             if not earlier.actions.id_set.isdisjoint(actions.id_set):
@@ -166,12 +166,12 @@ class BulkEngine:
         parts = [clearings.get(i, b"") + lines[i] if clearings else lines[i] for i in request.chunk.positions]
         try:
             return self.transport.bulk(request.target, b"".join(parts), request.actions.objects)
-        except Exception as exc:  # noqa: BLE001  the thread's loop ends here; the delivery raises it again
+        except Exception as exc:  # noqa: BLE001  passed to the delivery, which raises it
             return exc
 
 
 class Delivery:
-    """One batch on its way to the server."""
+    """Deliver one batch to the server."""
 
     def __init__(self, engine: BulkEngine, actions: Actions) -> None:
         self._engine = engine
@@ -182,21 +182,21 @@ class Delivery:
         self._in_flight = 0
         self._answers: queue.SimpleQueue[tuple[_Request, _Answer]] = queue.SimpleQueue()
         self._circuit = engine.limits.circuit()
-        # Updates that left something in an object: from then on each is a pair of actions, clearing and update, which
-        # are sent, judged and sent again together.
+        # Updates that left members in an object. From then on each is sent as a pair of actions, a clearing and the
+        # update, which are judged and sent again together.
         self._clearings: dict[int, bytes] = {}
         self._internal_errors: Counter[int] = Counter()
         self._refused_alone = 0
         self._reply_lost = False
         self._grace_until = 0.0
-        self._told_to_wait = False
+        self._wait_reported = False
         self._finished = False
         self._failure: errors.RunError | None = None
 
     def finish(self) -> BulkOutcome:
         """Wait until every document is acknowledged or rejected, or raise `RunError`.
 
-        A second call gives the same answer.
+        A second call returns or raises the same.
         """
         if self._failure:
             raise self._failure
@@ -208,7 +208,7 @@ class Delivery:
         try:
             self._finish()
         except errors.RunError as exc:
-            self._failure = exc  # whoever asks again must not take this for success
+            self._failure = exc  # a second call must not report success
             raise
         finally:
             self._finished = True
@@ -222,8 +222,6 @@ class Delivery:
             self._settle_answers()
         self._wait_out_grace()
 
-    # --- sending ---
-
     def launch(self) -> None:
         allowed = 1 if self._circuit.is_open else self._limits.in_flight
         while self._ready and self._in_flight < allowed and not (self._circuit.must_wait or self._reply_lost):
@@ -233,7 +231,7 @@ class Delivery:
             self._engine.jobs.put(_Request(chunk, self._engine.target, self.actions, self._clearings, self._answers))
 
     def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
-        """Cut into pieces of about the same size within the limits, enough to occupy all connections if possible."""
+        """Split into pieces of about equal size within the limits, enough to use all connections if possible."""
         sizes = [len(self.actions.lines[position]) for position in positions]
         total = sum(sizes)
         busy = total // self._limits.in_flight + 1
@@ -258,10 +256,8 @@ class Delivery:
             if part:
                 self._ready.append(_Chunk(part, attempt))
 
-    # --- answers ---
-
     def _settle_answers(self) -> None:
-        """Wait briefly for answers, then handle all that have arrived."""
+        """Wait briefly for an answer and handle it."""
         if not self._in_flight:
             time.sleep(min(0.05, self._circuit.seconds_to_wait))
             return
@@ -295,9 +291,9 @@ class Delivery:
         elif verdict is ItemVerdict.FENCED:
             self._fenced(request, positions)
         elif verdict in (ItemVerdict.RETRY, ItemVerdict.RETRY_FEW, ItemVerdict.BLOCKED):
-            # A gateway that gave up waiting (502, 504) does not know what became of the request either.
+            # A gateway that timed out (502, 504) does not know what happened to the request either.
             self._reply_lost |= reply.status in (502, 504)
-            self._wait_for_server(translate("bulk request not taken", reply))
+            self._wait_for_server(translate("bulk request not accepted", reply))
             self._send_again(positions, request.chunk.attempt + 1, halves=True)
         else:
             raise translate(f"cannot write to {request.target}", reply)
@@ -307,18 +303,18 @@ class Delivery:
         entries = reply.body.get("items", [])
         sent = len(positions) + sum(position in self._clearings for position in positions)
         if len(entries) != sent:
-            problem = f"{sent} actions were sent and the reply speaks of {len(entries)}"
+            problem = f"{sent} actions were sent and the reply has results for {len(entries)}"
             self._settle_disconnected(request, ReplyLost(problem))
             return
         results = None if self.actions.objects else all_results(entries)
         if results is not None:
             self._outcome.add(results)
-            self._say_that_it_moves()
+            self._report_progress()
             return
-        self._settle_each(request, self._words_on(positions, [Item.parse(entry) for entry in entries]))
+        self._settle_each(request, self._item_per_document(positions, [Item.parse(entry) for entry in entries]))
 
-    def _words_on(self, positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
-        """Give one answer for each document: of a pair the second, unless the first says that it failed."""
+    def _item_per_document(self, positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
+        """Return one answer for each document: for a pair the second answer, unless the first action failed."""
         if len(items) == len(positions):
             return list(items)
         words, rest = [], iter(items)
@@ -338,11 +334,11 @@ class Delivery:
         problem_item: Item | None = None
         for position, item in zip(request.chunk.positions, items, strict=True):
             verdict = self._engine.judge_item(item)
-            if verdict is ItemVerdict.DONE and self._left_something(position, item):
+            if verdict is ItemVerdict.DONE and self._has_leftovers(position, item):
                 unclear.append(position)
             elif verdict is ItemVerdict.DONE:
                 self._outcome.add({item.result: 1})
-            elif verdict is ItemVerdict.SUPERSEDED and self._beaten_by_later_claim(position):
+            elif verdict is ItemVerdict.SUPERSEDED and self._is_from_later_claim(position):
                 self._reject(position, f"{BEATEN}: {item.reason}", item.status)
             elif verdict is ItemVerdict.FENCED:
                 fenced.append(position)
@@ -354,7 +350,7 @@ class Delivery:
             else:
                 raise _refusal(item, request.target)
         if self._outcome.settled > settled_before or unclear:
-            self._say_that_it_moves()
+            self._report_progress()
         if unclear:
             self._outcome.cleared += len(unclear)
             self._ready.extendleft(_Chunk(part, request.chunk.attempt) for part in reversed(self._cut(unclear)))
@@ -363,8 +359,8 @@ class Delivery:
         if fenced:
             self._fenced(request, fenced)
 
-    def _left_something(self, position: int, item: Item) -> bool:
-        """Tell whether the document holds more than was sent, because objects were merged into existing ones."""
+    def _has_leftovers(self, position: int, item: Item) -> bool:
+        """Return whether the document holds more than was sent, because objects were merged into existing ones."""
         if not self.actions.objects or item.action != "update" or item.result == "created":
             return False
         if position in self._clearings:
@@ -380,12 +376,12 @@ class Delivery:
             return self._internal_errors[position] < self._limits.few_attempts
         return verdict in (ItemVerdict.RETRY, ItemVerdict.BLOCKED, ItemVerdict.SUPERSEDED)
 
-    def _beaten_by_later_claim(self, position: int) -> bool:
-        """Tell whether a later claim has written the document.
+    def _is_from_later_claim(self, position: int) -> bool:
+        """Return whether a later claim has written the document.
 
-        Another writer's update may have raised the version past our batch, which does not say which document is
-        newer. The document is therefore sent again with the highest version of our claim. If it is still refused, a
-        later claim wrote it.
+        An update of another writer may have raised the version past our batch, which does not say which document is
+        newer. So the document is sent again with the highest version of our claim. If it is refused again, a later
+        claim wrote it.
         """
         line = self.actions.lines[position]
         higher = versions.raised(line)
@@ -403,24 +399,24 @@ class Delivery:
         self._send_again(positions, chunk.attempt + 1, halves=none_taken)
 
     def _split(self, chunk: _Chunk, reply: Reply) -> None:
-        """Split a request that is too large, or that one of its documents spoils, until that document is alone."""
+        """Split a request that is too large or that one document spoils, until that document is alone."""
         if len(chunk.positions) > 1:
             if reply.status == 413:
                 size = sum(len(self.actions.lines[i]) for i in chunk.positions)
                 self._engine.request_bytes = min(self._engine.request_bytes, max(size // 2, 1))
             middle = (len(chunk.positions) + 1) // 2
-            # To the front: the culprit is found before anything else is tried.
+            # At the front, so that the bad document is found before anything else is sent.
             self._ready.appendleft(_Chunk(chunk.positions[middle:], chunk.attempt))
             self._ready.appendleft(_Chunk(chunk.positions[:middle], chunk.attempt))
             return
         (position,) = chunk.positions
         self._refused_alone += 1
         if self._refused_alone > 100 and not self._outcome.acknowledged:
-            raise translate("the server takes none of the documents", reply)
+            raise translate("the server accepts none of the documents", reply)
         self._reject(position, self._why_refused_alone(position, reply), reply.status)
 
     def _why_refused_alone(self, position: int, reply: Reply) -> str:
-        too_large = f"the server takes no document of {len(self.actions.lines[position]):,} bytes"
+        too_large = f"the server accepts no document of {len(self.actions.lines[position]):,} bytes"
         if reply.status == 413:
             return f"{too_large} (http.max_content_length, or a proxy's limit)"
         if reply.status == 429:
@@ -430,28 +426,26 @@ class Delivery:
     def _fenced(self, request: _Request, positions: Sequence[int]) -> None:
         if request.target == self._engine.target:
             raise errors.LeaseLost(
-                f"the write alias {request.target} is gone: another runner took the pipeline over, "
+                f"the write alias {request.target} was removed: another runner took the pipeline over, "
                 "or the index was deleted or replaced by hand"
             )
-        self._send_again(positions, request.chunk.attempt, halves=False)  # we moved the alias ourselves meanwhile
+        self._send_again(positions, request.chunk.attempt, halves=False)  # this engine has replaced the alias since
 
     def _reject(self, position: int, reason: str, status: int) -> None:
         document = self.actions.document(position)
         self._outcome.rejected.append(Rejected(self.actions.ids[position], reason, document, status))
 
-    # --- waiting ---
-
     def _wait_for_server(self, problem: errors.RunError, attempt: int | None = None) -> None:
-        """Wait before the next request; `attempt` is given when the server took other documents of the request."""
+        """Wait before the next request. `attempt` is set if the server accepted other documents of the request."""
         self._circuit.fail(problem, attempt)
         if attempt is None or self._circuit.is_open:
-            self._told_to_wait = True
+            self._wait_reported = True
             self._engine.on_wait(problem.message)
 
-    def _say_that_it_moves(self) -> None:
+    def _report_progress(self) -> None:
         self._circuit.close()
-        if self._told_to_wait:
-            self._told_to_wait = False
+        if self._wait_reported:
+            self._wait_reported = False
             self._engine.on_wait(None)
 
     def _check_patience(self) -> None:
@@ -460,9 +454,9 @@ class Delivery:
         self._circuit.check_patience()
 
     def _move_target_after_lost_reply(self) -> None:
-        """Move the alias after a lost reply.
+        """Replace the alias after a lost reply.
 
-        The lost request may still wait in the server, which refuses it without the alias.
+        The lost request may still be queued in the server, which refuses it without the alias.
         """
         if not self._reply_lost or self._circuit.must_wait:
             return
@@ -478,9 +472,9 @@ class Delivery:
         self._grace_until = time.monotonic() + self._limits.fence_grace_seconds
 
     def _wait_out_grace(self) -> None:
-        """Wait before sending newer documents, which the lost request must not overtake.
+        """Wait before newer documents are sent, so that the lost request cannot overwrite them.
 
-        Repeating the same ones is harmless.
+        Sending the same documents again is harmless.
         """
         while time.monotonic() < self._grace_until:
             self._check_patience()

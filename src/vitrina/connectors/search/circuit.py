@@ -1,4 +1,4 @@
-"""Decides when to leave a troubled search server alone, and when to give up on it."""
+"""Decide when to pause requests to a failing search server, and when to give up."""
 
 import random
 import time
@@ -7,9 +7,9 @@ from vitrina import errors
 
 
 class Circuit:
-    """Count how often in a row the server failed, and tell until when to leave it alone.
+    """Count consecutive failures of the server and compute how long to wait.
 
-    Open, it lets one request at a time through; the first success closes it.
+    While open, it allows one request at a time; the first success closes it.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Circuit:
         return max(0.0, self._not_before - time.monotonic())
 
     def fail(self, problem: errors.RunError, attempt: int | None = None) -> None:
-        """Wait longer after each failure; `attempt` counts for one request while the server otherwise works."""
+        """Wait longer after each failure. `attempt` counts failures of one request while the server otherwise works."""
         exponent = self._failures_in_a_row if attempt is None else attempt
         self._failures_in_a_row += 1
         self._latest = problem
         delay = min(self._first_delay_seconds * 2 ** min(exponent, 16), self._longest_delay_seconds)
-        # Jitter: several runners that met the same outage must not come back in step.
+        # Jitter: several runners that met the same outage must not retry at the same time.
         self._not_before = time.monotonic() + delay * random.uniform(0.5, 1.0)  # noqa: S311  not a secret
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Circuit:
         self._last_success = time.monotonic()
 
     def check_patience(self) -> None:
-        """Raise the latest problem once nothing has moved for `patience_seconds`."""
+        """Raise the latest problem once nothing has progressed for `patience_seconds`."""
         waited = time.monotonic() - self._last_success
         if self._latest is None or waited < self._patience_seconds:
             return

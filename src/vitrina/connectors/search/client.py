@@ -1,4 +1,4 @@
-"""Talks HTTP to Elasticsearch or OpenSearch: the few calls Vitrina needs, and every failure in Vitrina's own words."""
+"""Call Elasticsearch or OpenSearch over HTTP, and translate every failure into a Vitrina error."""
 
 import json
 import logging
@@ -20,36 +20,36 @@ from vitrina.connectors.search.connection import ConnectionOptions, login_header
 
 Json = dict[str, Any]
 
-# It warns about every failed request; ours say what it means, and the run shows that it waits.
+# It warns about every failed request. Our errors explain the failure, and the run shows that it waits.
 logging.getLogger("elastic_transport.node_pool").setLevel(logging.ERROR)
 
 JSON_TYPE = "application/json"
 NDJSON_TYPE = "application/x-ndjson"
-# What a bulk reply must say about each item; everything else would only cost time.
+# The parts of a bulk reply that are needed for each item; the rest would only cost time.
 BULK_FILTER = (
     "error,status,items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 )
-# For updates whose documents come back, as far as they were asked for.
+# For updates that return the requested fields of their documents.
 BULK_FILTER_RETURNING = BULK_FILTER + ",items.*.get._source"
-# A server quotes a value that it refuses, whole and several times, and the quick reader takes twelve times the reply.
+# A server repeats a refused value in full, several times, and the fast parser needs twelve times the reply's size.
 LARGE_REPLY_BYTES = 8 * 1024 * 1024
-# How long the server keeps its place between two pages.
+# How long the server keeps the position between two pages.
 SCROLL_KEPT = "5m"
-# A reply of one of these says that the server, or something in front of it, cannot take the request now.
+# Statuses which say that the server, or a proxy in front of it, cannot accept the request now.
 BUSY_STATUSES = frozenset({429, 502, 503, 504})
-# A part of an analyzer that the server does not know.
+# The error for a part of an analyzer that the server does not know.
 LACKING = re.compile(r"failed to find (?:\w+ )*(?:filter|tokenizer|analyzer)|Unknown (?:\w+ )+type \[")
 LACKING_HELP = (
     "it is misspelled in options.index, or belongs to a module or plugin that the server does not have (the server"
-    " of `vitrina search start` has the core alone)"
+    " of `vitrina search start` has only the core)"
 )
-# An index, or the whole cluster, that takes nothing for the time being.
+# Errors of an index, or of the whole cluster, that accepts no writes for now.
 BLOCK_TYPES = frozenset({"cluster_block_exception", "index_create_block_exception"})
 _FLOOD_STAGE = (
     "the server does that when a disk passes its flood-stage watermark: free disk space; if the block stays, clear {}"
 )
-_BY_HAND = "somebody set {}: clear it"
-# By the servers' words: the setting that holds the block, and what to do about it.
+_BY_HAND = "a user set {}: clear it"
+# By the servers' wording: the setting that holds the block, and what to do about it.
 _BLOCKS = (
     ("index has read-only-allow-delete", "index.blocks.read_only_allow_delete", _FLOOD_STAGE),
     ("cluster read-only / allow delete", "cluster.blocks.read_only_allow_delete", _FLOOD_STAGE),
@@ -60,31 +60,31 @@ _BLOCKS = (
     ("index metadata", "index.blocks.metadata", _BY_HAND),
     ("index read (", "index.blocks.read", _BY_HAND),
 )
-# Servers name each other by address in their errors; who may see a run need not know it.
+# Servers name each other by address in their errors. Users who may see a run need not know the addresses.
 _NODE_ADDRESS = re.compile(r"\[(?:[\w.-]+|\[?[0-9a-f:]+\]?):\d{4,5}\]")
 
 
 class Unreachable(errors.Disconnected):
-    """No connection came about, so the server has not seen the request."""
+    """Signal that no connection was made, so the server has not seen the request."""
 
 
 class ReplyLost(errors.Disconnected):
-    """The request went out and no whole reply came back: the server may have carried it out or still be at it."""
+    """Signal that a request was sent but its reply was lost: the server may have applied it or may still do so."""
 
 
 class Blocked(errors.TransientError):
-    """The index or the cluster refuses writes, or new indexes, until an operator or the server lifts the block."""
+    """Signal that the index or cluster refuses writes or new indexes until the block is lifted."""
 
 
 class Missing(errors.FatalError):
-    """The index or alias that a request names is not there."""
+    """Signal that the index or alias of a request does not exist."""
 
     code = "missing"
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server answered: a status and decoded JSON (None when it was something else)."""
+    """Hold a response: the status and the decoded JSON, or None if it was not JSON."""
 
     status: int
     body: Any
@@ -105,14 +105,14 @@ class Reply:
 
 
 class SearchClient:
-    """Serve many threads with one client; each request takes a connection of its own from the pool."""
+    """Provide one client for many threads; each request takes its own connection from the pool."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self._headers = login_headers(options)
         self._transport = elastic_transport.Transport(
             [node_config(host, options, number) for number, host in enumerate(options.hosts, start=1)],
-            serializers=dict.fromkeys((JSON_TYPE, NDJSON_TYPE, "application/*", "text/*"), _Untouched()),
+            serializers=dict.fromkeys((JSON_TYPE, NDJSON_TYPE, "application/*", "text/*"), _BytesSerializer()),
             max_retries=0,
             retry_on_status=(),
             meta_header=False,
@@ -121,42 +121,38 @@ class SearchClient:
     def close(self) -> None:
         self._transport.close()
 
-    # --- server ---
-
     def health(self, *, timeout_seconds: float | None = None) -> Json:
-        """Return the cluster's health. Raise when the server does not answer."""
+        """Return the cluster's health. Raise if the server does not answer."""
         return self._get("/_cluster/health", timeout_seconds=timeout_seconds)
 
-    # --- indexes ---
-
     def create_index(self, name: str, body: Json) -> None:
-        """Create it and wait for its primary shards only; replicas may find no node, and would delay the reply."""
+        """Create an index and wait only for its primary shards. Replicas may find no node and would delay the reply."""
         reply = self.request("PUT", _path(name), {"wait_for_active_shards": "1"}, body=body)
         self._expect("create index", name, reply)
 
     def find_index(self, name: str) -> Json | None:
-        """Return aliases, mappings and settings by concrete index of this name, or None when nothing has the name."""
+        """Return aliases, mappings and settings by concrete index of this name, or None if nothing has the name."""
         reply = self.request("GET", _path(name))
         if reply.status == 404:
             return None
         return self._expect("read index", name, reply)
 
     def list_indexes(self, pattern: str) -> Json:
-        """List aliases, mappings and settings of every concrete index whose name fits the pattern."""
+        """Return aliases, mappings and settings of every concrete index whose name matches the pattern."""
         return self._get(_path(pattern), {"expand_wildcards": "open,closed,hidden"})
 
     def delete_index(self, name: str) -> None:
-        """Delete an index by its concrete name; one that does not exist is no error."""
+        """Delete an index by its concrete name, if it exists."""
         reply = self.request("DELETE", _path(name))
         if reply.status != 404:
             self._expect("delete index", name, reply)
 
     def get_mapping(self, name: str) -> Json:
-        """Return the mapping of the one concrete index that the name stands for."""
+        """Return the mapping of the one concrete index that the name refers to."""
         mappings = self._get(_path(name, "_mapping"))
         if len(mappings) != 1:
             raise errors.FatalError(
-                f"{name} stands for {len(mappings)} indexes ({', '.join(sorted(mappings))}), not one"
+                f"{name} refers to {len(mappings)} indexes ({', '.join(sorted(mappings))}), not one"
             )
         mapping: Json = next(iter(mappings.values()))["mappings"]
         return mapping
@@ -165,7 +161,7 @@ class SearchClient:
         self._expect("extend mapping of", name, self.request("PUT", _path(name, "_mapping"), body=mapping))
 
     def get_settings(self, name: str) -> Json:
-        """Return the settings that were set, flat (`index.number_of_replicas`), of the one index of this name."""
+        """Return the explicit settings of the one index of this name, flat (`index.number_of_replicas`)."""
         settings = self._get(_path(name, "_settings"), {"flat_settings": "true"})
         flat: Json = next(iter(settings.values()))["settings"]
         return flat
@@ -182,10 +178,8 @@ class SearchClient:
         if shards["failed"]:
             raise _not_whole(name, shards["failed"])
 
-    # --- aliases ---
-
     def list_aliases(self, pattern: str) -> dict[str, set[str]]:
-        """List concrete indexes by alias, for every alias that fits the pattern."""
+        """Return concrete indexes by alias, for every alias that matches the pattern."""
         reply = self.request("GET", _path("_alias", pattern))
         if reply.status == 404:
             return {}
@@ -196,17 +190,15 @@ class SearchClient:
         return found
 
     def update_aliases(self, actions: Sequence[Json]) -> None:
-        """Apply all of the actions or none, in one step that no searcher can see half of."""
+        """Apply all of the actions or none, atomically for searches."""
         reply = self.request("POST", "/_aliases", body={"actions": list(actions)})
         self._expect("change aliases", "", reply)
-
-    # --- documents ---
 
     def count(self, name: str) -> int:
         return int(_whole(name, self._get(_path(name, "_count")))["count"])
 
     def size(self, name: str) -> int:
-        """Return how many bytes the index has on disk, without its replicas."""
+        """Return the size of the index on disk in bytes, without its replicas."""
         return int(self._get(_path(name, "_stats", "store"))["_all"]["primaries"]["store"]["size_in_bytes"])
 
     def count_ids(self, name: str, ids: Sequence[str]) -> int:
@@ -218,7 +210,7 @@ class SearchClient:
         return _whole(name, self._expect("search", name, self.request("POST", _path(name, "_search"), body=body)))
 
     def scroll(self, name: str, body: Json) -> Iterator[list[Json]]:
-        """Yield every document as of now, page by page, without an order; all servers support this way."""
+        """Yield every document as of now, in pages without an order. All servers support scrolling."""
         page = self._expect(
             "read documents of",
             name,
@@ -232,13 +224,13 @@ class SearchClient:
                 page = self._expect("read documents of", name, self.request("POST", "/_search/scroll", body=following))
                 scroll_id = page.get("_scroll_id", scroll_id)
         finally:
-            with suppress(errors.RunError):  # it ends by itself, only later
+            with suppress(errors.RunError):  # the server ends it by itself later
                 self.request("DELETE", "/_search/scroll", body={"scroll_id": scroll_id})
 
     def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply:
-        """Send NDJSON action lines to an alias. The caller judges the status, item by item.
+        """Send NDJSON action lines to an alias. The caller evaluates the status of each item.
 
-        `returned` names fields that each updated document is asked for.
+        `returned` names the fields that each updated document returns.
         """
         parameters = {"require_alias": "true", "filter_path": BULK_FILTER}
         if returned:
@@ -252,10 +244,8 @@ class SearchClient:
             timeout_seconds=self.options.bulk_timeout_seconds,
         )
         if reply.status == 200 and not isinstance(reply.body, dict):
-            raise ReplyLost("the search server answered a bulk request with something that is not JSON")
+            raise ReplyLost("the search server answered a bulk request with a body that is not JSON")
         return reply
-
-    # --- one request ---
 
     def request(
         self,
@@ -267,7 +257,7 @@ class SearchClient:
         content_type: str = JSON_TYPE,
         timeout_seconds: float | None = None,
     ) -> Reply:
-        """Send one HTTP request, which a server sees at most once. Connection failures become `Disconnected`."""
+        """Send one HTTP request, at most once to each server. Connection failures become `Disconnected`."""
         headers = {"accept": JSON_TYPE, **self._headers}
         payload = orjson.dumps(body) if isinstance(body, dict) else body
         if payload is not None:
@@ -275,7 +265,7 @@ class SearchClient:
             if self.options.gzip:
                 headers["content-encoding"] = "gzip"
                 payload = _gzip(payload)
-        response = self._ask_a_host(
+        response = self._perform(
             method,
             f"{path}?{urlencode(parameters)}" if parameters else path,
             body=payload,
@@ -284,8 +274,8 @@ class SearchClient:
         )
         return Reply(response.meta.status, _decoded(response.body, frugally=content_type == NDJSON_TYPE))
 
-    def _ask_a_host(self, method: str, target: str, **request: Any) -> elastic_transport.TransportApiResponse:
-        """Ask the hosts in turn, each at most once; one that cannot be reached has not seen the request."""
+    def _perform(self, method: str, target: str, **request: Any) -> elastic_transport.TransportApiResponse:
+        """Try the hosts in turn, each at most once. Continue only if a host was unreachable and so saw no request."""
         left = len(self.options.hosts)
         while True:
             try:
@@ -308,12 +298,12 @@ class SearchClient:
 
 
 def _disconnected(exc: elastic_transport.TransportError) -> errors.RunError:
-    """Translate the error into our own words; the transport's words repeat the server's address."""
+    """Translate a transport error. The transport's own message repeats the server's address."""
     if isinstance(exc, elastic_transport.TlsError):
         problem = _tls_problem(exc)
         advice = "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
         if problem == "wrong version number":
-            advice = "it speaks no TLS: write http:// in ELASTICSEARCH_URL, or let it"
+            advice = "it does not use TLS: write http:// in ELASTICSEARCH_URL, or enable TLS there"
         return errors.FatalError(f"the search server did not prove its identity ({problem}): {advice}")
     if isinstance(exc.__cause__, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError):
         return Unreachable("no search server answers: start it or correct ELASTICSEARCH_URL")
@@ -323,7 +313,7 @@ def _disconnected(exc: elastic_transport.TransportError) -> errors.RunError:
 
 
 def _tls_problem(exc: BaseException) -> str:
-    """Find OpenSSL's name for the problem."""
+    """Return OpenSSL's name for the problem."""
     cause: BaseException | None = exc
     while cause is not None:
         found = cause if isinstance(cause, ssl.SSLError) else next(_tls_errors_in(cause), None)
@@ -344,9 +334,9 @@ def _whole_page(name: str, page: Json) -> list[Json]:
 
 
 def _whole(name: str, answer: Json) -> Json:
-    """Refuse a partial answer, in which the documents of a silent shard would look missing."""
+    """Raise for a partial answer, in which the documents of a silent shard would seem to be missing."""
     shards = answer.get("_shards", {})
-    # One that is on no node has not failed: it was not asked.
+    # A shard that is on no node is not counted as failed, because it was not asked.
     silent = shards.get("total", 0) - shards.get("successful", 0)
     if silent or answer.get("timed_out"):
         raise _not_whole(name, silent)
@@ -354,11 +344,11 @@ def _whole(name: str, answer: Json) -> Json:
 
 
 def _not_whole(name: str, shards: int) -> errors.TransientError:
-    return errors.TransientError(f"{shards} shard(s) of {name} did not answer: try again when the index is whole")
+    return errors.TransientError(f"{shards} shard(s) of {name} did not answer: try again when all are available")
 
 
 def translate(what: str, reply: Reply) -> errors.RunError:
-    """Translate a refusal of a whole request into the error that says what to do next."""
+    """Translate the refusal of a whole request into an error that says what to do next."""
     message = f"{what}: {reply.reason}"
     if reply.error_type in BLOCK_TYPES:
         return Blocked("; ".join(filter(None, [message.rstrip("; "), _about_block(message)])))
@@ -372,33 +362,33 @@ def translate(what: str, reply: Reply) -> errors.RunError:
     if LACKING.search(message):
         message += f"; {LACKING_HELP}"
     if reply.error_type == "index_closed_exception":
-        message += "; somebody closed the index: open or delete it"
+        message += "; the index is closed: open or delete it"
     if not isinstance(reply.body, dict):
-        message += "; that is no answer of a search server: check ELASTICSEARCH_URL and what stands in front of it"
+        message += "; a search server does not answer like this: check ELASTICSEARCH_URL and any proxy in front of it"
     kind = Missing if reply.status == 404 else errors.FatalError
     return kind(f"{message} (status {reply.status})")
 
 
 def _about_block(message: str) -> str:
-    """Explain how to lift the block; empty while a server starts, when it takes no writes either."""
+    """Return how to lift the block; empty while a server starts, when it accepts no writes either."""
     return next((help_.format(setting) for words, setting, help_ in _BLOCKS if words in message), "")
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
-    """Describe the reason and the causes below it, outermost first, each once."""
+    """Return the reason and its causes, outermost first, each once."""
     reasons: list[str] = []
     level: Any = error
     while isinstance(level, Mapping):
         reason = str(level.get("reason") or level.get("type") or "")
         if reason and not any(reason in said for said in reasons):
             reasons.append(reason)
-        # "all shards failed": why, only the word on one of them says.
+        # For "all shards failed", only the failure of a shard names the cause.
         level = level.get("caused_by") or next((one.get("reason") for one in level.get("failed_shards", ())), None)
     return _NODE_ADDRESS.sub("", ": ".join(reasons)) or "no reason given"
 
 
-class _Untouched(elastic_transport.Serializer):
-    """Bytes out, bytes in: we compress what we send ourselves, and a reply cut short is ours to notice."""
+class _BytesSerializer(elastic_transport.Serializer):
+    """Pass bytes through unchanged: we compress requests ourselves, and must notice a truncated reply."""
 
     def dumps(self, data: bytes) -> bytes:
         return data
@@ -408,13 +398,13 @@ class _Untouched(elastic_transport.Serializer):
 
 
 def _gzip(payload: bytes) -> bytes:
-    # Level 1: six times as fast as the transport's own level 9 for a few percent of size.
+    # Level 1 is six times as fast as the transport's level 9 and a few percent larger.
     compressor = zlib.compressobj(level=1, wbits=31)
     return compressor.compress(payload) + compressor.flush()
 
 
 def _decoded(body: Any, *, frugally: bool) -> Any:
-    """Decode a reply. Documents that come back may be as strange and as deep as their writers made them."""
+    """Decode a reply. Returned documents may hold unusual values and be deeply nested."""
     if not body:
         return None
     with suppress(ValueError):

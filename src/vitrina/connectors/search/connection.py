@@ -1,4 +1,4 @@
-"""Where the search servers are, and how they and we prove who we are: `ELASTICSEARCH_URL` and what goes with it."""
+"""Parse `ELASTICSEARCH_URL` and its related settings: the servers, the login and the expected certificate."""
 
 import base64
 import re
@@ -16,7 +16,7 @@ from vitrina.connectors.search import urls
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Which servers, and how to prove who we and they are."""
+    """Hold the servers, the login, and how to verify the servers' identity."""
 
     hosts: tuple[str, ...]
     username: str | None = None
@@ -38,11 +38,11 @@ class ConnectionOptions:
         ca_file: Path | None = None,
         fingerprint: str | None = None,
     ) -> "ConnectionOptions":
-        """Parse `ELASTICSEARCH_URL`: one address or several with commas between, user and password in one of them."""
+        """Parse `ELASTICSEARCH_URL`: addresses separated by commas, with user and password in one of them."""
         addresses = [part.strip() for part in url.split(",") if part.strip()]
         if not addresses:
             raise errors.ConfigError(
-                "ELASTICSEARCH_URL is empty: set it to http://host:9200, several with commas between"
+                "ELASTICSEARCH_URL is empty: set it to http://host:9200, separate several with commas"
             )
         username, password = _login_of(addresses)
         return cls(
@@ -98,7 +98,7 @@ def login_headers(options: ConnectionOptions) -> dict[str, str]:
 def _usable_ca_file(path: Path) -> str:
     try:
         ssl.create_default_context(cafile=path)
-    except OSError as exc:  # of OpenSSL, too
+    except OSError as exc:  # includes OpenSSL's errors
         raise errors.ConfigError(
             f"ELASTICSEARCH_CA_FILE={path} cannot be used ({exc.strerror or type(exc).__name__}): name a file with"
             " certificates in PEM form that this process may read"
@@ -121,7 +121,7 @@ def _with_scheme(address: str) -> str:
 
 
 def _login_of(addresses: Sequence[str]) -> tuple[str | None, str | None]:
-    """Find the one login for all servers, which may stand in any of the addresses."""
+    """Return the one login for all servers, which may be in any of the addresses."""
     found: set[tuple[str, str | None]] = set()
     for number, address in enumerate(addresses, start=1):
         parts = _split(address, number)
@@ -137,9 +137,9 @@ def _login_of(addresses: Sequence[str]) -> tuple[str | None, str | None]:
 def _split(address: str, number: int) -> SplitResult:
     try:
         parts = urlsplit(_with_scheme(address))
-        _ = parts.port  # judged when it is asked for
+        _ = parts.port  # validated on access
     except ValueError:
-        raise _wrong_address(number) from None  # its words may be a part of the password
+        raise _wrong_address(number) from None  # its message may contain a part of the password
     return parts
 
 

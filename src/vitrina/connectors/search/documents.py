@@ -1,4 +1,4 @@
-"""Arrow record batches as bulk actions: ids from the key, documents from the columns, one NDJSON text for each row."""
+"""Encode Arrow record batches as bulk actions: ids from the key, documents from the columns, NDJSON for each row."""
 
 import base64
 import hashlib
@@ -20,34 +20,34 @@ from vitrina.sentences import say
 
 Action = Literal["update", "index"]
 
-# Types of keys whose text in Postgres is that of a document's id, and those of them that are numbers here.
+# Key types whose text in PostgreSQL equals the text in a document's id, and those of them that are integers.
 _INTEGERS = frozenset({"smallint", "integer", "bigint"})
 _SAME_TEXT = frozenset({"text", "character varying", "uuid", *_INTEGERS})
 
-LONGEST_ID_BYTES = 512  # of both servers
+LONGEST_ID_BYTES = 512  # limit of both servers
 HASH_PREFIX = "sha256:"
-# Arrow's text columns end at 2 GB; escaping may make text six times longer.
+# Arrow's string columns are limited to 2 GB, and escaping may make text six times longer.
 _SLICE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
 class Prepared:
-    """A batch ready to be sent, and what in it cannot be."""
+    """Hold a batch ready to send, and the rows that cannot be sent."""
 
     actions: Actions
     rejected: list[Rejected] = field(default_factory=list)
-    # Rows whose id comes again later in the batch: only the last one counts.
+    # Rows whose id occurs again later in the batch; only the last one counts.
     duplicates: int = 0
     hashed_ids: int = 0
-    # Columns that hold an object in some row, which `update` does not replace but merge.
+    # Columns that hold an object in some row: `update` merges objects instead of replacing them.
     objects: set[str] = field(default_factory=set)
 
 
 class DocumentEncoder:
-    """Turn batches of one query into bulk actions for one index.
+    """Encode batches of one query as bulk actions for one index.
 
-    `types` are the columns' Postgres types as `format_type` writes them, `field_types` those of the index mapping.
-    `delete_when` names a boolean column: where it is true the document is deleted; it is not part of the document.
+    `types` are the columns' PostgreSQL types as `format_type` writes them, `field_types` those of the index mapping.
+    `delete_when` names a boolean column that is not part of the document; where it is true, the document is deleted.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DocumentEncoder:
         self._delete_when = delete_when
 
     def encode(self, batch: pa.RecordBatch, *, version: int | None = None) -> Prepared:
-        """Encode a batch. `index` needs `version`: the server refuses a document older than the one that is there."""
+        """Encode a batch. `index` needs `version`: the server refuses a document older than the existing one."""
         missing = [name for name in self._key if name not in batch.schema.names]
         if missing:
             raise errors.BadKey(f"the query's result has no column {', '.join(missing)} for target_key")
@@ -95,14 +95,14 @@ class DocumentEncoder:
         id_texts = ids.to_pylist()
         self._collect_problems(encoded, problems, deleted)
         for position, reason in sorted(problems.items()):
-            prepared.rejected.append(Rejected(id_texts[position] or "", reason, _letter(batch, position)))
+            prepared.rejected.append(Rejected(id_texts[position] or "", reason, _rejected_json(batch, position)))
         if not problems:
             return id_texts, lines
         kept = [position for position in range(len(lines)) if position not in problems]
         return [id_texts[position] for position in kept], [lines[position] for position in kept]
 
     def _ids(self, encoded: Mapping[str, encoding.Texts], prepared: Prepared) -> tuple[pa.StringArray, dict[int, str]]:
-        """Compute the document ids, and find rows that cannot have one."""
+        """Return the document ids, and the problems of rows that cannot have one."""
         parts = [_id_text(encoded[name], self._types.get(name, "")) for name in self._key]
         ids = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*[_escaped(part) for part in parts], "|")
         problems = {
@@ -113,7 +113,7 @@ class DocumentEncoder:
         return self._hash_long(ids, prepared), problems
 
     def ids_of(self, batch: pa.RecordBatch) -> list[str | None]:
-        """Compute the ids of the documents that rows become; None for a row that cannot have one."""
+        """Return the ids of the documents that rows become; None for a row that cannot have one."""
         found: list[str | None] = []
         for part in _slices(batch):
             encoded = {
@@ -125,7 +125,7 @@ class DocumentEncoder:
         return found
 
     def ids_of_texts(self, keys: Sequence[Key]) -> list[str]:
-        """The ids of documents by their keys, as Postgres writes them; of rows that the source no longer has."""
+        """Return the ids of documents by their keys, as PostgreSQL writes them; rows may be missing from the source."""
         if not keys:
             return []
         arrays = [self._of_texts(name, [key[place] for key in keys]) for place, name in enumerate(self._key)]
@@ -139,7 +139,7 @@ class DocumentEncoder:
         return pa.array(map(int, texts), pa.int64()) if kind in _INTEGERS else pa.array(texts, pa.string())
 
     def _hash_long(self, ids: pa.StringArray, prepared: Prepared) -> pa.StringArray:
-        """Hash long ids, and also those that look like a hash, so that no key can pass for another."""
+        """Hash long ids, and also those that look like a hash, so that no two keys can have the same id."""
         mask = pc.or_(pc.greater(pc.binary_length(ids), LONGEST_ID_BYTES), pc.starts_with(ids, HASH_PREFIX))
         mask = pc.fill_null(mask, False)
         if not pc.any(mask, min_count=0).as_py():
@@ -149,7 +149,7 @@ class DocumentEncoder:
         return pc.replace_with_mask(ids, mask, pa.array(hashed, pa.string()))
 
     def without_deleted(self, table: pa.Table) -> pa.Table:
-        """Leave out deleted rows, for a new index that has nothing to delete."""
+        """Return the table without deleted rows, for a new index that has nothing to delete."""
         deleted = self._deleted(table)
         return table if deleted is None else table.filter(pc.invert(deleted))
 
@@ -164,11 +164,11 @@ class DocumentEncoder:
         return pc.fill_null(column, False)
 
     def deletion(self, document_id: str, *, version: int | None = None) -> bytes:
-        """Build the action that deletes one document, whatever row it came from."""
+        """Return the action that deletes one document, whatever row it came from."""
         return b'{"delete":{"_id":%s%s}}\n' % (orjson.dumps(document_id), self._versioned(version).encode())
 
     def _versioned(self, version: int | None) -> str:
-        """Write the version, except for `update`, which carries none and raises the document's own past any batch's."""
+        """Return the version parameters. `update` has none: it raises the document's version past that of any batch."""
         if version is None or self._action == "update":
             return ""
         return f',"version":{version},"version_type":"external_gte"'
@@ -218,7 +218,7 @@ def _slices(batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
 
 
 def _id_text(encoded: encoding.Texts, pg_type: str) -> pa.StringArray:
-    """Strip zeros from fractions: 1.0 and 1.00 are one key in Postgres, and so are 12:00:00 and 12:00:00.000000."""
+    """Strip trailing zeros of fractions: 1.0 and 1.00 are equal keys in PostgreSQL, as are 12:00:00 and 12:00:00.0."""
     texts = encoded.texts if encoded.in_id is None else encoded.in_id
     if not pg_type.startswith(("numeric", "time")):
         return texts
@@ -230,8 +230,8 @@ def _escaped(texts: pa.StringArray) -> pa.StringArray:
     return pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), "|", "\\|")
 
 
-def _letter(batch: pa.RecordBatch, position: int) -> bytes:
-    """Write a rejected row as JSON for people to read, with text for values that JSON lacks."""
+def _rejected_json(batch: pa.RecordBatch, position: int) -> bytes:
+    """Return a rejected row as JSON for people to read, with text for values that JSON lacks."""
     row = {name: column[position] for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     return orjson.dumps({name: _readable(value) for name, value in row.items()}, default=_as_text)
 
@@ -239,7 +239,7 @@ def _letter(batch: pa.RecordBatch, position: int) -> bytes:
 def _readable(scalar: pa.Scalar) -> Any:
     try:
         value = scalar.as_py()
-    except (ValueError, OverflowError):  # dates outside of Python's years
+    except (ValueError, OverflowError):  # dates outside Python's range of years
         return scalar.cast(pa.string()).as_py()
     if isinstance(value, list):
         return [_as_text(item) if isinstance(item, float) and not math.isfinite(item) else item for item in value]

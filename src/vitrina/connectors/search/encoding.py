@@ -1,4 +1,4 @@
-"""Arrow columns as JSON tokens, a whole column at a time; rows that have no JSON form are named, not guessed at."""
+"""Encode Arrow columns as JSON tokens, a column at a time; rows without a JSON form are reported as problems."""
 
 import base64
 from array import array
@@ -12,24 +12,24 @@ import pyarrow.compute as pc
 from vitrina import deep_json, errors
 from vitrina.connectors.search import values
 
-# Everything but control characters, the quote and the backslash may stand in a JSON string as it is.
+# All bytes except control characters, the quote and the backslash are allowed unescaped in a JSON string.
 _PLAIN_BYTES = bytes(byte for byte in range(256) if byte >= 0x20 and byte not in b'"\\')
 _NOT_PLAIN = r'["\\\x00-\x1f]'
 
-# Years 0000 to 9999: what Arrow prints with four digits.
+# Years 0000 to 9999, which Arrow prints with four digits.
 _FIRST_PLAIN_DAY, _LAST_PLAIN_DAY = -719_528, 2_932_896
 _DAY_MICROSECONDS = 86_400_000_000
-# What Postgres's types can hold; 'infinity' arrives as a number outside of it.
+# The range of PostgreSQL's types; 'infinity' arrives as a number outside it.
 _FIRST_DAY, _LAST_DATE_DAY, _LAST_TIMESTAMP_DAY = -2_440_588, 2_145_042_905, 106_751_990
-# Objects and lists within each other.
+# Levels of nested objects and lists.
 DEEPEST = 500
-TOO_DEEP = f"the JSON is more than {DEEPEST} levels deep, which search servers do not survive: flatten it in the query"
-INFINITE = "infinity is not a date that a document can hold: turn it into NULL in the query"
+TOO_DEEP = f"the JSON is more than {DEEPEST} levels deep, which crashes search servers: flatten it in the query"
+INFINITE = "infinity is not a date that a document can hold: convert it to NULL in the query"
 
 
 @dataclass
 class Texts:
-    """A column as text: `quoted` when JSON wants quotes around it, `plain` when nothing in it needs escaping."""
+    """Hold a column as text: `quoted` if JSON needs quotes around it, `plain` if nothing in it needs escaping."""
 
     texts: pa.StringArray
     quoted: bool = False
@@ -38,11 +38,11 @@ class Texts:
     problems: dict[int, str] = field(default_factory=dict)
     # Whether values may be JSON objects.
     objects: bool = False
-    # The value in an id, when `texts` already has JSON's quotes or brackets in it.
+    # The value for an id, if `texts` already contains JSON quotes or brackets.
     in_id: pa.StringArray | None = None
 
     def tokens(self) -> pa.StringArray:
-        """Write JSON tokens, with NULL where the column has NULL."""
+        """Return JSON tokens, with NULL where the column has NULL."""
         return json_strings(self.texts, plain=self.plain) if self.quoted else self.texts
 
     def has_objects(self) -> bool:
@@ -70,7 +70,7 @@ def encode(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def json_strings(texts: pa.StringArray, *, plain: bool) -> pa.StringArray:
-    """Quote the texts and escape them where needed."""
+    """Quote the text values, and escape them where needed."""
     tokens = _join('"', texts, '"')
     if plain or _all_plain(texts):
         return tokens
@@ -84,16 +84,13 @@ def _join(*parts: str | pa.Array) -> pa.StringArray:
 
 
 def _all_plain(texts: pa.StringArray) -> bool:
-    """Check the characters of the whole column in one pass, which is much cheaper than matching row by row."""
+    """Check the characters of the whole column in one pass, which is much cheaper than matching each row."""
     _, offsets, characters = texts.buffers()
     if characters is None or not len(texts):
         return True
     ends = memoryview(offsets).cast("i")
     used = memoryview(characters)[ends[texts.offset] : ends[texts.offset + len(texts)]]
     return not bytes(used).translate(None, _PLAIN_BYTES)
-
-
-# --- encoders by Arrow type ---
 
 
 def _as_printed(column: pa.Array, pg_type: str, field_type: str) -> Texts:
@@ -121,7 +118,7 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     if values.base_type(pg_type) in _PLAIN_DATES and not values.is_array(pg_type):
         return _dates_from_text(texts, values.base_type(pg_type))
     if values.base_type(pg_type) in ("character", "bpchar") and not values.is_array(pg_type):
-        return Texts(pc.ascii_rtrim(texts, characters=" "), quoted=True, plain=False)  # the padding means nothing
+        return Texts(pc.ascii_rtrim(texts, characters=" "), quoted=True, plain=False)  # padding is not significant
     if values.is_array(pg_type):
         return _arrays_from_text(texts, pg_type, field_type)
     token = values.text_token(pg_type, field_type)
@@ -131,9 +128,9 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
-    """Check numbers, since a transform may have made other text of them.
+    """Validate numbers, because a transform may have replaced them with other text.
 
-    A wrong token would spoil the whole request.
+    One invalid token would spoil the whole request.
     """
     wrong = pc.invert(pc.match_substring_regex(texts, values.NUMBER))
     problems = {}
@@ -143,14 +140,14 @@ def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
 
 
 def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
-    """Replace line breaks, which can only stand between JSON's tokens and would end the line of the bulk request."""
+    """Replace line breaks, which occur only between JSON tokens and would end the line of the bulk request."""
     if not _any(pc.match_substring_regex(texts, r"[\r\n]")):
         return texts
     return pc.replace_substring_regex(texts, r"[\r\n]", " ")
 
 
 def _too_deep(texts: pa.StringArray) -> dict[int, str]:
-    """Find JSON that is too deep. A server accepts it, then crashes when a search asks for a part of the document."""
+    """Find JSON that is too deep. A server accepts it and crashes when a search returns a part of the document."""
     brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
     candidates = pc.greater(brackets, DEEPEST)
     if not _any(candidates):
@@ -158,7 +155,7 @@ def _too_deep(texts: pa.StringArray) -> dict[int, str]:
     return {i: TOO_DEEP for i in _positions(candidates) if deep_json.is_deeper(texts[i].as_py(), DEEPEST)}
 
 
-# One dimension, nothing escaped: what most arrays of words look like.
+# One dimension and no escapes, as in most arrays of words.
 _ELEMENT = r'(?:"[^"\\\x00-\x1f]*"|[^{},"\\\x00-\x1f]+)'
 _SIMPLE_ARRAY = rf"^\{{(?:{_ELEMENT}(?:,{_ELEMENT})*)?\}}$"
 _NULL_ELEMENT = r"[{,]NULL[,}]"
@@ -166,13 +163,13 @@ _ARRAY_WITH_BOUNDS = r"^\[-?\d+:"
 
 
 def _arrays_from_text(texts: pa.StringArray, pg_type: str, field_type: str) -> Texts:
-    """Encode Postgres's `{a,b}`, or JSON when the query made it with `to_jsonb`."""
+    """Encode PostgreSQL's `{a,b}`, or JSON if the query built it with `to_jsonb`."""
     if _all(pc.starts_with(texts, "[")) and not _any(pc.match_substring_regex(texts, _ARRAY_WITH_BOUNDS)):
         return Texts(_without_line_breaks(texts), in_id=texts)
     token = values.text_token(pg_type, field_type)
     if values.text_token(pg_type.removesuffix("[]"), field_type) is not values.quoted:
         return _one_by_one(texts, token)
-    # Among quoted elements, NULL may be a word of one of them.
+    # Among quoted elements, NULL may be a word inside one of them.
     unclear = pc.and_(pc.match_substring_regex(texts, _NULL_ELEMENT), pc.match_substring(texts, '"'))
     simple = pc.and_not(pc.match_substring_regex(texts, _SIMPLE_ARRAY), unclear)
     if _all(simple):
@@ -198,7 +195,7 @@ def _any(mask: pa.BooleanArray) -> bool:
     return bool(pc.any(mask, min_count=0).as_py())
 
 
-# Dates as a session in UTC prints them, but for 'infinity' and the years before 1 and after 9999.
+# Dates as a session in UTC prints them, except 'infinity' and years before 1 or after 9999.
 _PLAIN_DATES = {
     "date": r"^\d{4}-\d\d-\d\d$",
     "timestamp without time zone": r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?$",
@@ -221,7 +218,7 @@ _TO_THE_END = 2**31 - 1
 
 
 def _one_by_one(texts: pa.StringArray, convert: Callable[[str], str], *, quoted: bool = False) -> Texts:
-    """Convert value by value, into text when `quoted`, else into JSON."""
+    """Convert each value, into text if `quoted`, else into JSON."""
     problems: dict[int, str] = {}
     converted: list[str | None] = []
     for position, text in enumerate(texts.to_pylist()):
@@ -239,7 +236,7 @@ def _timestamps(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     texts = pc.binary_replace_slice(naive.cast(pa.string()).cast(pa.binary()), 10, 11, b"T").cast(pa.string())
     result = Texts(_join(texts, zone) if zone else texts, quoted=True)
     if column.type.unit != "us":
-        return result  # made by a transform: nothing that Postgres knows as infinity
+        return result  # made by a transform, so not PostgreSQL's infinity
     first, last = _FIRST_PLAIN_DAY * _DAY_MICROSECONDS, (_LAST_PLAIN_DAY + 1) * _DAY_MICROSECONDS - 1
     limits = (_FIRST_DAY * _DAY_MICROSECONDS, (_LAST_TIMESTAMP_DAY + 1) * _DAY_MICROSECONDS)
     return _repair_far(
@@ -257,7 +254,7 @@ def _dates(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 def _repair_far(
     result: Texts, numbers: pa.Array, plain: tuple[int, int], finite: tuple[int, int], printed: Callable[[int], str]
 ) -> Texts:
-    """Print values far from today, which Arrow cannot, and report the infinite ones."""
+    """Print values far from today, which Arrow cannot print, and report the infinite ones."""
     extremes = pc.min_max(numbers).as_py()
     if extremes["min"] is None or (extremes["min"] >= plain[0] and extremes["max"] <= plain[1]):
         return result
@@ -276,7 +273,7 @@ def _repair_far(
 def _times(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     microseconds = column.cast(pa.time64("us")).cast(pa.int64())
     latest = pc.max(microseconds).as_py()
-    if latest is not None and latest >= _DAY_MICROSECONDS:  # 24:00:00, which Arrow does not print
+    if latest is not None and latest >= _DAY_MICROSECONDS:  # 24:00:00, which Arrow cannot print
         texts = [None if value is None else values.clock_time(value) for value in microseconds.to_pylist()]
         return Texts(pa.array(texts, pa.string()), quoted=True)
     return Texts(column.cast(pa.string()), quoted=True)
@@ -304,7 +301,7 @@ def _fixed_binaries(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def _uuids(column: pa.FixedSizeBinaryArray) -> Texts:
-    """Write the hexadecimal digits of the whole column at once, then cut them into the five groups."""
+    """Convert the whole column to hexadecimal digits at once, then split them into the five groups."""
     characters = memoryview(column.buffers()[1])[column.offset * 16 : (column.offset + len(column)) * 16]
     digits = bytes(characters).hex().encode()
     offsets = array("i", range(0, 32 * len(column) + 1, 32))
@@ -337,7 +334,7 @@ def _structs(column: pa.StructArray, pg_type: str, field_type: str) -> Texts:
 
 
 def objects(members: Mapping[str, Texts]) -> pa.StringArray:
-    """Build JSON objects from columns of equal length."""
+    """Return JSON objects built from columns of equal length."""
     parts: list[str | pa.Array] = []
     for number, (name, member) in enumerate(members.items()):
         parts += [("," if number else "{") + orjson.dumps(name).decode() + ":", member.tokens()]

@@ -1,4 +1,4 @@
-"""The indexes of a search target: generations built aside and swapped in, and aliases that fence writers."""
+"""Manage the indexes of a search target: generations that are built aside and swapped in, and fencing aliases."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,17 +14,17 @@ from vitrina.ports.checkpoint import Accepted
 
 OnConcreteIndex = Literal["take_over", "refuse"]
 
-# While a generation is filled nobody searches it, and it can be built again.
+# No search uses a generation while it is filled, and it can be built again.
 _FILLING = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
-# How many copies a write waits for. The server refuses to have fewer copies than that: it goes first and comes last.
+# How many copies a write waits for. The server refuses fewer copies than that: it is removed first and restored last.
 _AWAITED = "index.write.wait_for_active_shards"
 
-# The server refuses a second index that has the name with this: whoever makes one late, makes none.
+# With this, the server refuses a second index under the same name, so a late creator fails.
 _ONLY_ONE = {"is_write_index": True}
 
 
 class IncompleteGeneration(errors.FatalError):
-    """The generation does not hold what was acknowledged, so it must not be published."""
+    """Signal that the generation does not hold what was acknowledged, so it must not be published."""
 
     code = "incomplete_generation"
     discards_load = True
@@ -32,7 +32,7 @@ class IncompleteGeneration(errors.FatalError):
 
 @dataclass(frozen=True)
 class Standing:
-    """What has the target's name at the moment: an alias of one index, an index itself, or nothing."""
+    """Hold what currently has the target's name: an alias of one index, an index, or nothing."""
 
     concrete: str | None
     is_alias: bool
@@ -40,7 +40,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Checked:
-    """A generation that holds what it should, and how many documents the target has now: what the guard compares."""
+    """Hold the documents of a verified generation and of the target now, which the shrink guard compares."""
 
     documents: int
     documents_before: int
@@ -48,7 +48,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class _Generation:
-    """An index that we made for the target, with our notes in it and the aliases that it has."""
+    """Describe an index that Vitrina created for the target, with its notes and aliases."""
 
     name: str
     notes: Json
@@ -57,9 +57,9 @@ class _Generation:
 
 @dataclass(frozen=True, order=True)
 class WriteAlias:
-    """`<index>.w.<pipeline>.<epoch>`: the name under which one claim may write, removed by the next claim.
+    """Name the alias `<index>.w.<pipeline>.<epoch>` under which one claim may write. The next claim removes it.
 
-    `renewal` counts how often that claim moved it itself, after a reply was lost.
+    `renewal` counts how often that claim replaced it after a lost reply.
     """
 
     index: str
@@ -78,7 +78,7 @@ class WriteAlias:
 
 
 class Generations:
-    """The generations `<index>-<timestamp>` of one target, whose name is an alias of the one that is searched."""
+    """Manage the generations `<index>-<timestamp>` of one target. Its name is an alias of the one that is searched."""
 
     def __init__(self, client: SearchClient, index: str) -> None:
         self._client = client
@@ -90,16 +90,14 @@ class Generations:
             return Standing(None, is_alias=False)
         if any(name != self.index and self.index not in entry.get("aliases", {}) for name, entry in found.items()):
             raise errors.TargetMismatch(
-                f"es:{self.index} is a data stream, which only takes more: name an index, or an alias of one"
+                f"es:{self.index} is a data stream, which is append-only: name an index, or an alias of one"
             )
         if len(found) > 1:
             raise errors.TargetMismatch(
-                f"es:{self.index} is an alias of several indexes ({', '.join(sorted(found))}): leave it on one of them"
+                f"es:{self.index} is an alias of several indexes ({', '.join(sorted(found))}): keep it on one of them"
             )
         (concrete,) = found
         return Standing(concrete, is_alias=concrete != self.index)
-
-    # --- building ---
 
     def create(
         self,
@@ -110,62 +108,62 @@ class Generations:
         epoch: int = 0,
         now: datetime | None = None,
     ) -> str:
-        """Create an empty generation that no alias shows yet, set up for being filled."""
+        """Create an empty generation, not yet under the target's name, with settings for filling."""
         flat = _flat_settings(settings or {})
         return self._create(pipeline, mappings, flat, filling=True, epoch=epoch, now=now)
 
     def ensure_current(self, pipeline: str, mappings: Json, settings: Mapping[str, Any] | None = None) -> str:
-        """Find the index that has the target's name, or create it; for pipelines that only add."""
+        """Return the index that has the target's name, or create it; for pipelines that only add."""
         standing = self.standing()
         if standing.concrete:
             return standing.concrete
         try:
             return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False)
         except errors.FatalError:
-            # The server lets a name write to one index only: somebody made one since we looked.
+            # Only one index may be written under a name: another process has created it since we looked.
             made = self.standing().concrete
             if made is None:
                 raise
             return made
 
     def is_resumable(self, name: str, pipeline: str) -> bool:
-        """Tell whether the generation that an interrupted load left is still there.
+        """Return whether the generation of an interrupted load still exists.
 
-        A complete one counts too: the load may have been interrupted just before, or after, the swap.
+        A complete one counts too: the load may have been interrupted just before or after the swap.
         """
         found = self._client.find_index(name)
         return bool(found and name in found and _ours(found[name]).get("pipeline") == pipeline)
 
     def is_published(self, name: str) -> bool:
-        """Tell whether the target's name shows the generation and it is complete; a person may show any index."""
+        """Return whether the target's name shows the generation and it is complete. People may move the name."""
         if self.standing() != Standing(name, is_alias=True):
             return False
         return bool(_ours(self._get_index(name)).get("complete"))
 
     def was_written_by(self, pipeline: str) -> bool:
-        """Tell whether this pipeline has written to the index that has the target's name."""
+        """Return whether this pipeline has written to the index that has the target's name."""
         (entry,) = (self._client.find_index(self.index) or {"": {}}).values()
         aliases = (WriteAlias.parse(self.index, name) for name in entry.get("aliases", {}))
         return _ours(entry).get("pipeline") == pipeline or any(a and a.pipeline == pipeline for a in aliases)
 
     def identity(self, name: str | None = None) -> str | None:
-        """Return the uuid of the index of this name, or of the target's; None when there is none."""
+        """Return the uuid of the index of this name, or of the target's index; None if it does not exist."""
         concrete = name or self.standing().concrete
         if concrete is None or not (found := self._client.find_index(concrete)):
             return None
         return str(found[concrete]["settings"]["index"]["uuid"])
 
     def uncounted(self, name: str, accepted: Accepted) -> list[str]:
-        """List ids of documents outside the parts that count.
+        """Return the ids of documents outside the accepted parts.
 
-        The documents' versions tell them apart; no query can select by version.
+        The parts are known only from the documents' versions, and no query can select by version.
         """
         pages = self._client.scroll(name, {"size": 10_000, "_source": False, "version": True})
         hits = (hit for page in pages for hit in page)
         return [hit["_id"] for hit in hits if not is_counted(hit["_version"], accepted)]
 
     def check(self, name: str, acknowledged: int) -> Checked:
-        """Make the generation searchable; it must hold every acknowledged document."""
+        """Refresh the generation and check that it holds every acknowledged document."""
         self._client.refresh(name)
         documents = self._client.count(name)
         if documents != acknowledged:
@@ -173,20 +171,18 @@ class Generations:
                 f"generation {name} holds {documents:,} documents and {acknowledged:,} were acknowledged: either the "
                 f"target_key is not unique in the source, or the server lost documents. es:{self.index} stays as it was"
             )
-        # By the index: a filter of the alias would hide what is there.
+        # Count in the index itself, because the alias may have a filter.
         shown = self.standing().concrete
         before = self._client.count(shown) if shown else 0
         return Checked(documents, before)
 
     def finish(self, name: str) -> None:
-        """Give the generation the settings that it is to be searched with, and note that it is complete."""
+        """Apply the settings for searching, and note in the index that it is complete."""
         wanted = _ours(self._get_index(name)).get("settings", {})
         self._client.put_settings(name, {setting: wanted.get(setting) for setting in _FILLING})
         if wanted.get(_AWAITED):
             self._client.put_settings(name, {_AWAITED: wanted[_AWAITED]})
         self._mark_complete(name)
-
-    # --- publishing ---
 
     def swap(
         self,
@@ -196,10 +192,10 @@ class Generations:
         *,
         on_concrete_index: OnConcreteIndex = "take_over",
     ) -> str:
-        """Let the target's name show the new generation, in one step; return what was done.
+        """Point the target's name at the new generation, atomically; return what was done.
 
-        Only if the name still shows what was `seen` when the load began and our write alias is still there: a runner
-        that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
+        This succeeds only if the name still shows what was `seen` when the load began and our write alias still exists,
+        so a runner that has lost its lease publishes nothing. Repeating it after a lost reply is safe.
         """
         if self.standing() == Standing(name, is_alias=True):
             if write_alias:
@@ -210,7 +206,7 @@ class Generations:
         aliases = self._aliases_for(name, seen)
         moved = sorted(aliases.keys() - {self.index})
         if seen.is_alias:
-            # One that is gone by now is no reason to show nothing.
+            # An alias that was removed since then must not prevent the swap.
             actions += [{"remove": {"index": seen.concrete, "alias": one, "must_exist": False}} for one in moved]
         actions += [{"add": {"index": name, "alias": one, **how}} for one, how in aliases.items()]
         try:
@@ -222,13 +218,13 @@ class Generations:
             ) from exc
         along = f"; so do {', '.join(moved)}" if moved else ""
         if seen.concrete and not seen.is_alias:
-            return f"{self.index} was an index of its own; it was replaced by an alias of {name} and deleted{along}"
+            return f"{self.index} was an index, not an alias; it was replaced by an alias of {name} and deleted{along}"
         return f"es:{self.index} shows {name} instead of {seen.concrete or 'nothing'}{along}"
 
     def _aliases_for(self, name: str, seen: Standing) -> dict[str, Json]:
-        """Collect the aliases that will show the generation, each with its filter and routing.
+        """Return the aliases that will point to the generation, each with its filter and routing.
 
-        They are the target's name, the aliases that people gave to the index shown now, and those of a template.
+        They are the target's name, the aliases that people gave to the current index, and those of a template.
         """
         given: dict[str, Json] = dict(_ours(self._get_index(name)).get("aliases", {}))
         shown = (self._client.find_index(seen.concrete) or {}).get(seen.concrete, {}) if seen.concrete else {}
@@ -246,21 +242,19 @@ class Generations:
         return [{"remove_index": {"index": seen.concrete}}]
 
     def refuse_concrete(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> None:
-        """Refuse a concrete index before the load begins, so that no operator waits an hour for the answer."""
+        """Refuse a concrete index before the load begins, so that the operator learns it at once."""
         if on_concrete_index == "refuse" and seen.concrete and not seen.is_alias:
             raise errors.TargetMismatch(
-                f"{self.index} is an index of its own, and a full load replaces it by an alias of a new generation. "
+                f"{self.index} is an index, not an alias, and a full load replaces it by an alias of a new generation. "
                 'Set options.on_concrete_index to "take_over" to let the load delete it once the new one is complete, '
                 "or move it away"
             )
 
-    # --- cleaning ---
-
     def discard_unfinished(self, generation: str, alias: WriteAlias, *, still_held: Callable[[], object]) -> list[str]:
-        """Remove what abandoned loads of this pipeline left; otherwise it would occupy disk space for good.
+        """Remove what abandoned loads of this pipeline left, which would otherwise occupy disk space permanently.
 
-        `generation` is what this claim fills under `alias`. By removing that alias, a later claim takes away the
-        right to remove anything.
+        `generation` is what this claim fills under `alias`. A later claim removes that alias, and with it our right to
+        remove anything.
         """
         left = [
             one.name
@@ -272,9 +266,9 @@ class Generations:
     def discard_elsewhere(
         self, generation: str, concrete: str, alias: WriteAlias, *, still_held: Callable[[], object]
     ) -> list[str]:
-        """Remove an unfinished generation of this pipeline that it began for another target.
+        """Remove an unfinished generation that this pipeline began for another target.
 
-        `concrete` is what this claim writes to under `alias`.
+        `concrete` is the index that this claim writes to under `alias`.
         """
         entry = (self._client.find_index(generation) or {}).get(generation, {})
         notes = _ours(entry)
@@ -286,16 +280,16 @@ class Generations:
         return self._remove_while(_stays(concrete, str(alias)), [generation], still_held)
 
     def remove_old(self, current: str, epoch: int, keep: int, *, still_held: Callable[[], object]) -> list[str]:
-        """Delete generations past the `keep` newest ones that were shown before, and what failed loads left.
+        """Delete generations except the `keep` newest ones that were shown before; also delete what failed loads left.
 
-        `current` is what the claim with this `epoch` has published. Once the name shows another index, also by hand,
-        nothing is deleted.
+        `current` was published by the claim with this `epoch`. If the name shows another index by now, even one set by
+        hand, nothing is deleted.
         """
         entry = (self._client.find_index(current) or {}).get(current, {})
         if self.index not in entry.get("aliases", {}):
             return []
         found = self._unseen(epoch, but=current)
-        # By the claims that made them: names have the clocks of the machines that did.
+        # Ordered by claim, because the timestamps in names come from the clocks of different machines.
         by_claim = sorted(found, key=lambda one: (one.notes.get("epoch", 0), one.name), reverse=True)
         complete = [one.name for one in by_claim if one.notes.get("complete")]
         unfinished = [one.name for one in found if not one.notes.get("complete")]
@@ -303,9 +297,9 @@ class Generations:
         return self._remove_while(shown, complete[keep:] + unfinished, still_held)
 
     def _unseen(self, epoch: int, *, but: str) -> list[_Generation]:
-        """List generations that no alias shows and no later claim made.
+        """Return generations that no alias shows and no later claim created.
 
-        Those of this claim are of its earlier tries.
+        Those of this claim are from its earlier attempts.
         """
         return [
             one
@@ -316,9 +310,9 @@ class Generations:
         ]
 
     def _remove_while(self, stays: Sequence[Json], names: Sequence[str], still_held: Callable[[], object]) -> list[str]:
-        """Delete each in one step that also checks what must not have changed; `still_held` asks the metastore first.
+        """Delete each index in a request that also checks that `stays` holds; `still_held` asks the metastore first.
 
-        A runner may be suspended after any question that it asks. Only the server can check and delete at once.
+        A runner may be suspended after any check that it makes. Only the server can check and delete atomically.
         """
         removed = []
         for name in names:
@@ -326,23 +320,21 @@ class Generations:
             try:
                 self._client.update_aliases([*stays, {"remove_index": {"index": name}}])
             except Missing:
-                if self._client.find_index(name):  # so it is what must stay that has changed
+                if self._client.find_index(name):  # so the condition has failed
                     break
             removed.append(name)
         return removed
 
     def _generations(self) -> list[_Generation]:
-        """List the generations that Vitrina made for this target, each with its notes."""
+        """Return the generations that Vitrina created for this target, each with its notes."""
         found = self._client.list_indexes(f"{self.index}-*").items()
         made = (_Generation(name, _ours(entry), frozenset(entry.get("aliases", {}))) for name, entry in found)
         return [one for one in made if one.notes.get("index") == self.index]
 
-    # --- fencing ---
-
     def claim_writes(self, concrete: str, alias: WriteAlias, *, shared: bool = False) -> None:
-        """Make `alias` the only name under which this target can be written; late bulks under older names get 404.
+        """Make `alias` the only name under which this target can be written; late requests under older names get 404.
 
-        A `shared` target is written by other pipelines at the same time, whose names stay.
+        Other pipelines write to a `shared` target at the same time; their aliases stay.
         """
         for _ in range(3):
             existing = self._write_aliases()
@@ -353,12 +345,12 @@ class Generations:
                 self._client.update_aliases([*removals, {"add": {"index": concrete, "alias": str(alias)}}])
                 break
             except Missing:
-                continue  # somebody moved one of them at the same moment: look again
+                continue  # another process moved one of them: read them again
         else:
             raise errors.TransientError(
-                f"the write aliases of es:{self.index} keep changing: another runner claims them too"
+                f"the write aliases of es:{self.index} keep changing: another runner is claiming them too"
             )
-        # A claim that began before ours and got here after it must see that it is late.
+        # A claim that began before ours but got here later must detect that it is late.
         try:
             self._leave_if_late(alias, self._write_aliases())
         except errors.LeaseLost:
@@ -366,12 +358,12 @@ class Generations:
             raise
 
     def next_alias(self, pipeline: str, epoch: int) -> WriteAlias:
-        """Build the claim's write alias. Each try gets a new one, so that requests of an earlier try are fenced too."""
+        """Return a new write alias for the claim; each attempt gets its own, so that earlier ones are fenced too."""
         ours = [a.renewal for a, _ in self._write_aliases() if (a.pipeline, a.epoch) == (pipeline, epoch)]
         return WriteAlias(self.index, pipeline, epoch, renewal=max(ours) + 1 if ours else 0)
 
     def release_writes(self, alias: WriteAlias) -> None:
-        """Remove the write alias by its name; one that does not exist is no error."""
+        """Remove the write alias, if it exists."""
         for index in self._client.list_aliases(str(alias)).get(str(alias), ()):
             try:
                 self._client.update_aliases([_remove(index, str(alias))])
@@ -379,7 +371,7 @@ class Generations:
                 continue
 
     def _write_aliases(self) -> list[tuple[WriteAlias, str]]:
-        """List write aliases by pattern, to be removed by name; OpenSearch does not take a wildcard when removing."""
+        """Return the write aliases, so that they can be removed by name: OpenSearch accepts no wildcard for removal."""
         listed = self._client.list_aliases(f"{self.index}.w.*")
         parsed = ((WriteAlias.parse(self.index, name), indexes) for name, indexes in listed.items())
         return [(alias, index) for alias, indexes in parsed if alias for index in indexes]
@@ -387,9 +379,7 @@ class Generations:
     def _leave_if_late(self, alias: WriteAlias, existing: Iterable[tuple[WriteAlias, str]]) -> None:
         later = [other for other, _ in existing if other.pipeline == alias.pipeline and other > alias]
         if later:
-            raise errors.LeaseLost(f"es:{self.index} is being written under {max(later)}, a later claim than {alias}")
-
-    # --- one index ---
+            raise errors.LeaseLost(f"es:{self.index} is written under {max(later)}, a later claim than {alias}")
 
     def _create(
         self,
@@ -407,7 +397,7 @@ class Generations:
             "pipeline": pipeline,
             "epoch": epoch,
             "complete": not filling,
-            # As they were asked for, which is not always how the server shows them.
+            # As requested, which may differ from how the server shows them.
             "fields": mappings.get("properties", {}),
         }
         meta = {**mappings.get("_meta", {}), NOTES: ours}
@@ -422,7 +412,7 @@ class Generations:
         return name
 
     def _set_up_for_filling(self, name: str) -> None:
-        """Set up the index for filling. Note what a template gave it, which is restored when the index is complete."""
+        """Apply settings for filling. Note what a template set, to restore it when the index is complete."""
         entry, found = self._get_index(name), self._client.get_settings(name)
         meta = entry["mappings"]["_meta"]
         meta[NOTES] |= {
@@ -444,7 +434,7 @@ class Generations:
     def _get_index(self, name: str) -> Json:
         found = self._client.find_index(name)
         if not found:
-            raise errors.FatalError(f"generation {name} is gone: somebody deleted it")
+            raise errors.FatalError(f"generation {name} was deleted by another user or process")
         entry: Json = found[name]
         return entry
 
@@ -454,7 +444,7 @@ def _remove(index: str, alias: str) -> Json:
 
 
 def _stays(index: str, alias: str, properties: Mapping[str, Any] | None = None) -> list[Json]:
-    """Build actions that change nothing, but are refused with all others when the index does not have the alias."""
+    """Return actions that change nothing, but make the whole request fail if the index does not have the alias."""
     return [_remove(index, alias), {"add": {"index": index, "alias": alias, **(properties or {})}}]
 
 
@@ -467,7 +457,7 @@ def _timestamp(now: datetime) -> str:
 
 
 def _flat_settings(settings: Mapping[str, Any], path: Sequence[str] = ()) -> Json:
-    """Write `{"index": {"number_of_replicas": 2}}` and `{"number_of_replicas": 2}` as `index.number_of_replicas`."""
+    """Return settings such as `{"number_of_replicas": 2}`, nested or not, as `index.number_of_replicas`."""
     flat: Json = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Whether a named search cluster can be used: address, login, make and version, each with its next step."""
+"""Check whether a named search cluster can be used: address, login, product and version."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,15 +13,15 @@ from vitrina.ports.connector import Finding
 if TYPE_CHECKING:
     from vitrina.settings import Settings
 
-# Somebody waits, and a server that is there answers this at once.
+# A user waits for the result, and a running server answers at once.
 TIMEOUT_SECONDS = 10.0
 
 
 def cluster_of(settings: "Settings", connection: str | None) -> str | None:
-    """Return the uuid that the servers of a cluster share; None when they do not tell it."""
+    """Return the uuid that the servers of a cluster share; None if they do not report it."""
     client = SearchClient(replace(connection_options(settings, connection), timeout_seconds=TIMEOUT_SECONDS))
     try:
-        # A login may be allowed one of these and not the other.
+        # A login may have permission for only one of these.
         answers = (client.request("GET", path).body for path in ("/", "/_cluster/state/version"))
         uuids = (answer.get("cluster_uuid") for answer in answers if isinstance(answer, dict))
         return next((uuid for uuid in uuids if isinstance(uuid, str) and uuid not in ("", "_na_")), None)
@@ -30,7 +30,7 @@ def cluster_of(settings: "Settings", connection: str | None) -> str | None:
 
 
 def check(url: str, settings: "Settings") -> Iterator[Finding]:
-    """Log in and ask the cluster what it is; nothing is written."""
+    """Log in and identify the cluster; write nothing."""
     try:
         client = SearchClient(replace(ConnectionOptions.of_cluster(url), timeout_seconds=TIMEOUT_SECONDS))
         try:
@@ -45,7 +45,7 @@ def check(url: str, settings: "Settings") -> Iterator[Finding]:
 
 
 def _make(client: SearchClient) -> str | None:
-    """Find out make and version of the server, where the login may ask for them."""
+    """Return product and version of the server, if the login may read them."""
     answer = client.request("GET", "/").body
     version = answer.get("version") if isinstance(answer, dict) else None
     if not isinstance(version, dict) or not version.get("number"):

@@ -1,4 +1,4 @@
-"""What housekeeping does on search servers: removes unfinished generations that no run comes back to."""
+"""Remove unfinished generations from search servers that no run will resume."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,25 +14,25 @@ from vitrina.settings import Settings
 from vitrina.store import left_generations
 from vitrina.store.database import Connection
 
-# A pipeline's row is locked meanwhile.
+# Short, because a pipeline's row is locked during the request.
 TIMEOUT_SECONDS = 5.0
 
 
 def clusters(settings: Settings) -> list[str | None]:
-    """List the names of all search clusters; None stands for that of ELASTICSEARCH_URL."""
+    """Return the names of all search clusters; None stands for that of ELASTICSEARCH_URL."""
     default: list[str | None] = [None] if settings.elasticsearch_url else []
     return default + [name for name in settings.connections if settings.connector_of(name) == registry.SEARCH]
 
 
 def remove_left_generations(metastore: Connection, settings: Settings) -> None:
-    """Try to remove each left generation once. A server that does not answer is asked again in the next round."""
+    """Try to remove each abandoned generation once. A server that does not answer is asked again in the next round."""
     if not clusters(settings):
         return
     with ExitStack() as opened:
         clients = [_client(settings, name, opened) for name in clusters(settings)]
 
         def remove(generation: str, pipeline: str) -> bool:
-            """Settle it when all clusters say so, because the record does not name the cluster."""
+            """Return True only if all clusters agree, because the record does not name the cluster."""
             settled = [client is not None and _removed(client, generation, pipeline) for client in clients]
             return all(settled)
 

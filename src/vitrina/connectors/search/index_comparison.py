@@ -1,7 +1,7 @@
-"""A search index and its source as the two sides of a comparison: rows become documents as the writer makes them.
+"""Compare a search index with its source, whose rows are turned into documents as the writer does.
 
-The source is read as a whole for every question, because a query cannot select single rows by what steps or ids make
-of them.
+The whole source is read for every question, because a query cannot select single rows by the output of steps or by
+document ids.
 """
 
 import secrets
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
     from vitrina.connectors.search.target import ElasticsearchWriter
 
 PAGE_DOCUMENTS = 2_000
-# A page is held several times over, here and by the server: of large documents it has fewer.
+# A page is held several times, here and in the server, so pages of large documents hold fewer.
 PAGE_BYTES = 8 << 20
 PROBED_DOCUMENTS = 20
 IDS_AT_ONCE = 1_000
 
 
 class IndexComparison:
-    """A pipeline whose target is an index."""
+    """Compare a pipeline's source with its index."""
 
     full_guarantee = "every document by a 64-bit hash of its id and fields, as the writer would write them"
-    # Corrections come as the rows of a run do.
+    # Corrections arrive like the rows of a run.
     arrives_as = None
 
     def __init__(
-        self, index: "ElasticsearchWriter", looked: Looked, patiently: Callable[[Callable[[], object]], object]
+        self,
+        index: "ElasticsearchWriter",
+        looked: Looked,
+        retry_while_blocked: Callable[[Callable[[], object]], object],
     ) -> None:
         self._index = index
-        self._patiently = patiently
+        self._retry_while_blocked = retry_while_blocked
         self._looked = looked
         self._found = looked.checkpoint
         self._concrete = self._standing()
@@ -54,8 +57,8 @@ class IndexComparison:
         definition = self._looked.definition
         if not self._looked.output:
             raise FatalError(
-                f"source {definition.python_source} gives no row now, so nobody can tell which fields its documents"
-                f" have: run the pipeline, which empties {definition.final_target} if it may, instead of comparing"
+                f"source {definition.python_source} returns no rows now, so the fields of its documents are"
+                f" unknown: run the pipeline, which empties {definition.final_target} if it may, instead of comparing"
             )
         seen = self._index.seen
         if seen is None or seen.concrete is None:
@@ -64,8 +67,8 @@ class IndexComparison:
 
     @property
     def compared(self) -> list[str]:
-        gone = self._looked.definition.options.delete_when
-        return [name for name in self._index.columns if name != gone and name not in self._stamps]
+        deleted_column = self._looked.definition.options.delete_when
+        return [name for name in self._index.columns if name != deleted_column and name not in self._stamps]
 
     @property
     def not_compared(self) -> list[str]:
@@ -85,20 +88,18 @@ class IndexComparison:
         if asked is not None:
             ends = _Ends(self._index, asked, self._looked.key)
         repeats = isinstance(self._looked.source, Rescans) and self._looked.source.cursor_name is not None
-        source = DocumentSide(SourceShelf(self._index, self._looked, found, ends), fields, repeats=repeats)
-        target = DocumentSide(IndexShelf(self._index, ends), fields)
+        source = DocumentSide(SourceDocuments(self._index, self._looked, found, ends), fields, repeats=repeats)
+        target = DocumentSide(IndexDocuments(self._index, ends), fields)
         with target.snapshot(), source.snapshot():
             yield source, target
 
-    # --- repairing -------------------------------------------------------------------------------------------------
-
     def refuse_shrinking(self, deletes: int) -> None:
         index, concrete = self._index, self._concrete
-        self._patiently(lambda: index.client.refresh(concrete))
+        self._retry_while_blocked(lambda: index.client.refresh(concrete))
         index.refuse_shrinking(deletes, index.client.count(concrete))
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Read the source once for the rows that it has now. A wanted key that is not among them has left it."""
+        """Read the source once and yield the wanted rows. A wanted key that is not found has left the source."""
         return corrections.of_reading(self._batches(), {one.key for one in wanted}, batch_rows)
 
     def _batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
@@ -109,19 +110,19 @@ class IndexComparison:
 
 
 def _asked(looked: Looked) -> Rescans | None:
-    """Return the source if SQL can count what it holds; otherwise the rows that steps make have to be counted."""
+    """Return the source if SQL can count its rows; None if only the rows after the steps can be counted."""
     return looked.source if isinstance(looked.source, Rescans) and not looked.has_steps else None
 
 
-class SourceShelf:
-    """The rows of the source as the documents that the writer would make of them."""
+class SourceDocuments:
+    """Provide the rows of the source as the documents that the writer would build from them."""
 
     def __init__(self, index: "ElasticsearchWriter", looked: Looked, found: Checkpoint, ends: "_Ends | None") -> None:
         self._columns = index.columns
         self._looked = looked
         self._found = found
         self._ends = ends
-        # `index` has the document alone in its second line.
+        # `index` puts the document alone into its second line.
         self._encoder = index.encoder("index")
 
     @contextmanager
@@ -132,11 +133,11 @@ class SourceShelf:
         asked = _asked(self._looked)
         if asked is None or self._ends is None:
             return self._counted()
-        gone = self._looked.definition.options.delete_when
-        return self._ends.as_documents(asked.extent(self._found, self._looked.key, unless=gone))
+        deleted_column = self._looked.definition.options.delete_when
+        return self._ends.as_documents(asked.extent(self._found, self._looked.key, unless=deleted_column))
 
     def _counted(self) -> Extent:
-        """Count rows in Python where SQL cannot."""
+        """Count the rows in Python, if SQL cannot."""
         ages: dict[int, bool] = {}
         for document in self.documents(in_order=True):
             place = place_of(document.id)
@@ -176,12 +177,12 @@ class SourceShelf:
             text = prepared.actions.document(position)
             yield Document(document_id, objects.parsed(text) if text else None, in_flight)
         for refused in prepared.rejected:
-            if refused.id:  # no document can be like this one, and the report says why
+            if refused.id:  # differs from every document; the report says why
                 yield Document(refused.id, {}, in_flight, refused.reason)
 
 
-class IndexShelf:
-    """The documents of the index that the target's name shows."""
+class IndexDocuments:
+    """Provide the documents of the index that the target's name shows."""
 
     def __init__(self, index: "ElasticsearchWriter", ends: "_Ends | None") -> None:
         self._index = index
@@ -192,7 +193,7 @@ class IndexShelf:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open a block that finds what was acknowledged before it; no new generation appears meanwhile."""
+        """Open a block that sees what was acknowledged before it. No new generation can appear meanwhile."""
         generations = self._index.generations
         self._concrete = generations.standing().concrete or generations.index
         self._client.refresh(self._concrete)
@@ -219,7 +220,7 @@ class IndexShelf:
             yield from map(_document, hits)
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
-        wanted = sorted(filter(None, ids))  # a server takes no empty id, and fails when it is asked for one
+        wanted = sorted(filter(None, ids))  # a server rejects a search for an empty id
         for start in range(0, len(wanted), IDS_AT_ONCE):
             part = wanted[start : start + IDS_AT_ONCE]
             query = {"size": min(len(part), self._page), "query": {"ids": {"values": part}}}
@@ -239,13 +240,13 @@ def refuse_altered_documents(client: SearchClient, concrete: str, name: str) -> 
     mode = kept.get("mode") or client.get_settings(concrete).get("index.mapping.source.mode")
     if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
         raise FatalError(
-            f"{name} does not keep its documents as they were written (`_source` in its mapping or settings), so nobody"
-            " can tell what is in them: keep `_source`, rebuild the index with a full load, and ask again"
+            f"{name} does not keep its documents as they were written (`_source` in its mapping or settings), so"
+            " their contents are unknown: keep `_source`, rebuild the index with a full load, and ask again"
         )
 
 
 def fitting_page(client: SearchClient, concrete: str) -> int:
-    """Choose the size of a page by reading some documents, because the server does not tell their size."""
+    """Return how many documents to read per page, judged from a sample, because the server does not report sizes."""
     score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
     hits = client.search(concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
     size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
@@ -257,9 +258,9 @@ def _document(hit: Mapping[str, Any]) -> Document:
 
 
 class _Ends:
-    """Least and greatest of key and cursor, where both sides have the same order and the same exactness."""
+    """Convert the least and greatest key and cursor, for types that both sides order and represent exactly alike."""
 
-    # By the type of the field, where a document is found when it is sorted by it.
+    # For each field type, the suffix of the field to sort by.
     _ORDERED = (
         (mapping.LONG, ""),
         (mapping.DOUBLE, ""),
@@ -268,7 +269,7 @@ class _Ends:
         (mapping.KEYWORD, ""),
         (mapping.TEXT, ".keyword"),
     )
-    # Those whose order in the source is that of their text, bytewise, or of the number or moment itself.
+    # Types that the source orders by the number or instant itself, or bytewise by their text.
     _TYPES = frozenset(
         {
             "smallint", "integer", "bigint", "real", "double precision", "numeric", "date", "uuid", "text",
@@ -287,7 +288,7 @@ class _Ends:
         }
 
     def found_in(self, found: Mapping[str, Any]) -> dict[str, str]:
-        """Find what to sort by, for each column that the index can sort exactly."""
+        """Return the field to sort by, for each column that the index can sort exactly."""
         properties = found.get("properties", {})
         return {
             name: f"{name}{suffix}"
@@ -302,9 +303,9 @@ class _Ends:
     def _converted(self, ends: Mapping[str, str | None]) -> dict[str, str | None]:
         converted: dict[str, str | None] = {}
         for name, text in ends.items():
-            # Longer ones are not indexed as keywords, so the index does not find them either.
+            # Longer values are not indexed as keywords, so the index cannot find them either.
             if name in self._types and (text is None or len(text) <= mapping.KEYWORD_LIMIT):
-                with suppress(values.NotJson):  # no document can have it
+                with suppress(values.NotJson):  # no document can hold it
                     converted[name] = self._convert(name, text)
         return converted
 
@@ -314,7 +315,7 @@ class _Ends:
 
 
 def _as_text(value: Any) -> str | None:
-    """Write a value as text. 7.0 and 7 are one number, however it travelled."""
+    """Return a value as text. 7.0 and 7 are the same number, however it was transferred."""
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""What an index shows: documents, size, and of each field what a sample of the documents holds."""
+"""Profile an index: documents, size, and the contents of each field in a sample of the documents."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -13,13 +13,13 @@ from vitrina.ports.profiling import profile_of, texts_of
 if TYPE_CHECKING:
     from vitrina.connectors.search.client import SearchClient
 
-# Fields are looked at in a sample of about so many documents, and of so many pages of large ones.
+# Fields are profiled on a sample of about so many documents, or so many pages of large ones.
 MOST_DOCUMENTS = 10_000
 MOST_PAGES = 8
 
 
 def profile(client: "SearchClient", concrete: str, name: str) -> TargetProfile:
-    """Read all documents of a small index, and a random sample of a large one."""
+    """Read all documents of a small index, or a random sample of a large one."""
     refuse_altered_documents(client, concrete, name)
     client.refresh(concrete)
     documents, page = client.count(concrete), fitting_page(client, concrete)
@@ -34,7 +34,7 @@ def profile(client: "SearchClient", concrete: str, name: str) -> TargetProfile:
 
 
 def _random(share: float) -> dict[str, Any]:
-    """Choose documents by a random number each, from 0 to 1, that is the same every time."""
+    """Return a query that selects documents by a random score from 0 to 1, the same in every run."""
     return {
         "function_score": {
             "random_score": {"seed": 1, "field": "_seq_no"},
@@ -45,7 +45,7 @@ def _random(share: float) -> dict[str, Any]:
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Keep numbers as numbers, which have another order than their texts, unless a field holds several kinds."""
+    """Keep numbers as numbers, which sort differently from text, unless a field holds several kinds of values."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int}:
         with suppress(OverflowError):

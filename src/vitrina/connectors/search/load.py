@@ -1,4 +1,4 @@
-"""A search index as the target of a run: documents are sent, the checkpoint follows when each is accounted for."""
+"""Load documents into a search index. The checkpoint moves when each document is acknowledged or rejected."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vitrina import failpoints
 from vitrina.connectors.search.generations import WriteAlias
-from vitrina.connectors.search.retry import patiently
+from vitrina.connectors.search.retry import retry_while_blocked
 from vitrina.connectors.search.target import DocumentSender, ElasticsearchWriter, Waiting, counts_of
 from vitrina.definition import Definition
 from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, StageLost, TransientError
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
+# How many rows may be rejected before a run stops: none in a rebuild, some in a long-running flow.
 DEFAULT_BUDGET = {"full": 0, "incremental": 100, "live": 100}
 
 
 class IndexTarget(BaseTarget):
-    """An index, or the name that shows one of its generations."""
+    """Write to an index, or to the alias that shows one of its generations."""
 
     form: Form = "exact"
     corrects = True
@@ -40,7 +40,7 @@ class IndexTarget(BaseTarget):
         self.writer = writer
         self.definition = definition
         self.context = context
-        # What the checkpoint said of an unfinished load, which this run may give up.
+        # The unfinished load of the checkpoint, which this run may abandon.
         self.left: str | None = None
         self.key: tuple[str, ...] = ()
         self.visible = "part" if definition.options.only_adds else "load"
@@ -52,20 +52,20 @@ class IndexTarget(BaseTarget):
         return Prepared(self.key, self.writer.exists, self.writer.is_empty(), tuple(self.writer.columns))
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare to empty the index for a source without rows, if it may; there are no columns for a mapping."""
+        """Prepare to empty the index for a source without rows, if allowed; there are no columns for a mapping."""
         if not replaces or self.definition.options.shared_target or not self.writer.prepare_nothing():
             return None
         return Prepared((), exists=True, is_empty=False)
 
     def lost(self, found: Checkpoint) -> str | None:
-        """Tell a live pipeline that its index was deleted, or is another one; passes ask their load."""
+        """Return why a live pipeline's index is lost: it was deleted or replaced. Other modes ask their load."""
         known = found.identity.get("index")
-        if self.definition.mode != "live" or known is None or self.patiently(self.writer.identity) == known:
+        if self.definition.mode != "live" or known is None or self.retry_while_blocked(self.writer.identity) == known:
             return None
         return say("plan.index_replaced", target=self.definition.final_target)
 
     def fingerprint(self) -> Sequence[object]:
-        """List what decides which documents there are, where they go, and how they are indexed."""
+        """Return what decides which documents exist, where they are written, and how they are indexed."""
         options = self.definition.options
         return (options.only_adds, options.delete_when, options.index)
 
@@ -75,10 +75,10 @@ class IndexTarget(BaseTarget):
         return IndexLoad(self, loading)
 
     def compare(self, looked: Looked) -> Comparison:
-        # Imported here: loads need none of it.
+        # Imported here, because loads do not need it.
         from vitrina.connectors.search.index_comparison import IndexComparison
 
-        return IndexComparison(self.writer, looked, self.patiently)
+        return IndexComparison(self.writer, looked, self.retry_while_blocked)
 
     def profile(self) -> "TargetProfile | None":
         from vitrina.connectors.search import index_profile
@@ -88,27 +88,25 @@ class IndexTarget(BaseTarget):
         return index_profile.profile(self.writer.client, concrete, name) if concrete else None
 
     def close(self) -> None:
-        """Wait until nothing that was sent is still on its way, so that another try can begin."""
+        """Wait until no sent request is still in flight, so that another attempt can begin."""
         for sender in self._senders:
             sender.drain()
         self.writer.close()
 
-    # --- for the loads ---------------------------------------------------------------------------------------------
-
-    def patiently(self, move: Callable[[], T], *, may_pause: bool = True) -> T:
-        """Retry while the server is blocked. Meanwhile a pause is obeyed, if the run can be resumed from here."""
+    def retry_while_blocked(self, move: Callable[[], T], *, may_pause: bool = True) -> T:
+        """Retry while the server is blocked. While waiting, honour a pause request if the run can resume from here."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)
             self.context.show()
 
-        return patiently(move, tell, lambda seconds: self.context.wait(seconds, may_pause=may_pause))
+        return retry_while_blocked(move, tell, lambda seconds: self.context.wait(seconds, may_pause=may_pause))
 
-    def claim_writes(self, concrete: str, *, goes_on_later: bool = False) -> WriteAlias:
+    def claim_writes(self, concrete: str, *, keeps_unfinished: bool = False) -> WriteAlias:
         """Claim the index for writing, and remove what other definitions or abandoned loads left."""
         held = self.context.require_held
-        alias = self.patiently(lambda: self.writer.claim_writes(concrete, held))
-        if goes_on_later:  # a repair beside a load that was paused
+        alias = self.retry_while_blocked(lambda: self.writer.claim_writes(concrete, held))
+        if keeps_unfinished:  # a repair beside a load that was paused
             return alias
         self.clean(lambda: self.writer.discard_unfinished(concrete, alias, held, left=self.left))
         return alias
@@ -116,7 +114,7 @@ class IndexTarget(BaseTarget):
     def clean(self, clean: Callable[[], object]) -> None:
         """Remove what can be removed now.
 
-        The rest, such as an index of which a snapshot is taken, waits for a later load.
+        The rest, such as an index that is being backed up, is left to a later load.
         """
         try:
             clean()
@@ -125,12 +123,13 @@ class IndexTarget(BaseTarget):
         except RunError as exc:
             self.context.log("warning", "search.not_cleaned", reason=exc.message)
 
-    def sender(self, concrete: str, alias: WriteAlias, loading: Loading, *, made_anew: bool) -> DocumentSender:
+    def sender(self, concrete: str, alias: WriteAlias, loading: Loading, *, is_new: bool) -> DocumentSender:
         if self.context.recovers:
-            # Its alias is gone; a bulk that the server is at work on may still put older rows over newer ones.
+            # The lost runner's alias is removed, but a request that the server is still processing may overwrite newer
+            # rows.
             self.context.wait(self.writer.fence_grace_seconds)
         waiting = Waiting(self.context.tell, self._should_stop)
-        sender = self.writer.sender(concrete, alias, waiting, made_anew=made_anew)
+        sender = self.writer.sender(concrete, alias, waiting, is_new=is_new)
         sender.watched = loading.watched
         self._senders.append(sender)
         return sender
@@ -143,7 +142,7 @@ class IndexTarget(BaseTarget):
         return False
 
     def count(self, sender: DocumentSender, part: Part, loading: Loading, fence: Fence) -> None:
-        """Move the checkpoint: every document of the batch is acknowledged or recorded as a dead letter."""
+        """Move the checkpoint. Every document of the batch is acknowledged or recorded as a dead letter."""
         if sender.duplicates and loading.refuses_repeats:
             raise BadKey(
                 f"{sender.duplicates} row(s) share their key ({', '.join(self.key)}) with another one, and an"
@@ -154,7 +153,7 @@ class IndexTarget(BaseTarget):
 
 
 class GenerationLoad(BaseLoad):
-    """A generation built aside, then shown in one step."""
+    """Build a generation aside, then publish it in one step."""
 
     def __init__(self, target: IndexTarget, loading: Loading) -> None:
         self._target = target
@@ -172,7 +171,7 @@ class GenerationLoad(BaseLoad):
         return None if self._index.can_continue(self._required) else say("plan.generation_gone")
 
     def begin(self, fence: Fence) -> None:
-        self.name = self._target.patiently(self._index.new_generation)
+        self.name = self._target.retry_while_blocked(self._index.new_generation)
         fence.after()
         failpoints.hit("load.begun")
         self._alias = self._target.claim_writes(self.name)
@@ -180,16 +179,16 @@ class GenerationLoad(BaseLoad):
     def resume(self, fence: Fence) -> bool:
         generation = self._required
         self._alias = self._target.claim_writes(generation)
-        # Interrupted behind the swap: whoever searches sees it already, and shall not see it change.
-        if self._target.patiently(lambda: self._index.shows(generation)):
+        # Interrupted after the swap: the generation is already searched and must not change.
+        if self._target.retry_while_blocked(lambda: self._index.shows(generation)):
             return False
         self._discard_uncounted(fence.found)
         return True
 
     def _discard_uncounted(self, found: Checkpoint) -> None:
-        """Delete documents that were sent and not counted.
+        """Delete documents that were sent but not accepted.
 
-        Their rows are read again, and a row that left the source meanwhile must not be shown.
+        Their rows are read again, and a row that has left the source since then must not be shown.
         """
         generation = self._required
         if self._index.count(generation) == found.rows:
@@ -203,7 +202,7 @@ class GenerationLoad(BaseLoad):
         if (left := self._index.count(generation)) != found.rows:
             raise StageLost(
                 f"the unfinished generation {generation} holds {left:,} of {found.rows:,} acknowledged documents: the"
-                " server lost some, so the load begins anew"
+                " server lost some, so the load starts from scratch"
             )
 
     @property
@@ -217,7 +216,7 @@ class GenerationLoad(BaseLoad):
         if self._sender is None:
             if self._alias is None:
                 raise RuntimeError("a load is begun before it is written")
-            self._sender = self._target.sender(self._required, self._alias, self._loading, made_anew=True)
+            self._sender = self._target.sender(self._required, self._alias, self._loading, is_new=True)
         return self._sender
 
     def writer(self) -> AbstractContextManager[Writer]:
@@ -231,9 +230,11 @@ class GenerationLoad(BaseLoad):
         alias = self._sender.alias if self._sender else self._alias
         if alias is None:
             raise RuntimeError("a load is begun before it is published")
-        told = target.patiently(lambda: self._index.publish(generation, fence.found.rows, alias), may_pause=False)
+        told = target.retry_while_blocked(
+            lambda: self._index.publish(generation, fence.found.rows, alias), may_pause=False
+        )
         failpoints.hit("publish.applied")
-        shown = target.patiently(lambda: self._index.identity(generation), may_pause=False)
+        shown = target.retry_while_blocked(lambda: self._index.identity(generation), may_pause=False)
         fence.after(Done(identity={"index": shown}, notes={"published": told}))
         return Counts()
 
@@ -243,7 +244,7 @@ class GenerationLoad(BaseLoad):
 
 
 class IndexLoad(BaseLoad):
-    """Documents sent into the index that is shown, each batch visible once it counts."""
+    """Send documents to the index that is shown. Each batch is visible once it counts."""
 
     def __init__(self, target: IndexTarget, loading: Loading) -> None:
         self._target = target
@@ -254,8 +255,8 @@ class IndexLoad(BaseLoad):
         self._judged: str | None = None
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """Say why the index is not the one that earlier passes or batches wrote to."""
-        shown = self._target.patiently(self._index.identity)
+        """Return why the index is not the one that earlier passes or batches wrote to, or None."""
+        shown = self._target.retry_while_blocked(self._index.identity)
         if not (found.safe_upto or found.last_key):
             return None
         if self._is_another(found, shown):
@@ -264,22 +265,22 @@ class IndexLoad(BaseLoad):
         return None
 
     def _is_another(self, found: Checkpoint, shown: str | None) -> bool:
-        """Tell whether it was deleted, recreated, or is a generation that the name was moved back to."""
+        """Return whether the index was deleted, recreated, or is a generation that the name was moved back to."""
         known = found.identity.get("index")
-        # A checkpoint that was reset, or that an earlier version of the platform wrote, does not say.
+        # A checkpoint that was reset, or written by an earlier version, does not hold the identity.
         return known != shown if known else self._index.is_new_here()
 
     def begin(self, fence: Fence) -> None:
-        """Claim the index that is shown, and create it when it is missing."""
+        """Claim the index that is shown; create it if it is missing."""
         target = self._target
-        concrete = target.patiently(self._index.current_index)
-        current = target.patiently(lambda: self._index.identity(concrete))
+        concrete = target.retry_while_blocked(self._index.current_index)
+        current = target.retry_while_blocked(lambda: self._index.identity(concrete))
         if self._judged not in (None, current):
-            raise TransientError(f"{target.definition.final_target} was replaced by hand at this moment")
-        # A full load that begins takes the place of an unfinished one; a merge leaves it to be continued.
-        goes_on_later = self._loading.kind == "merge" and fence.found.stage is not None
-        alias = target.claim_writes(concrete, goes_on_later=goes_on_later)
-        self._sender = target.sender(concrete, alias, self._loading, made_anew=False)
+            raise TransientError(f"{target.definition.final_target} was replaced by hand just now")
+        # A full load takes the place of an unfinished one; a merge leaves it to be resumed.
+        keeps_unfinished = self._loading.kind == "merge" and fence.found.stage is not None
+        alias = target.claim_writes(concrete, keeps_unfinished=keeps_unfinished)
+        self._sender = target.sender(concrete, alias, self._loading, is_new=False)
         if self._loading.kind == "replace" or fence.found.identity.get("index") != current:
             fence.after(Done(identity={"index": current}))
 
@@ -303,9 +304,9 @@ class IndexLoad(BaseLoad):
         return counts
 
     def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
-        """Delete the documents of keys that did not come back: those that came were sent with the part.
+        """Delete the documents of stale keys that were not read again. The others were sent with the part.
 
-        Searches find both when the index refreshes itself, a second later unless its settings say otherwise.
+        Searches see both after the next refresh of the index, within a second by default.
         """
         if set(stale.columns) != set(self._target.key):
             raise FatalError(say("run.live_part_of_key", columns=", ".join(stale.columns)))
@@ -322,11 +323,11 @@ class IndexLoad(BaseLoad):
 
     def count_rows(self) -> int:
         concrete = self._opened_sender.concrete
-        return self._target.patiently(lambda: self._index.count(concrete))
+        return self._target.retry_while_blocked(lambda: self._index.count(concrete))
 
     def publish(self, fence: Fence) -> Counts:
-        """Refresh, so that searches after the run find what it delivered, including what a lost try delivered."""
+        """Refresh, so that searches after the run see what it delivered, including what a lost attempt delivered."""
         concrete = self._opened_sender.concrete
-        self._target.patiently(lambda: self._index.refresh(concrete), may_pause=False)
+        self._target.retry_while_blocked(lambda: self._index.refresh(concrete), may_pause=False)
         fence.after()
         return Counts()

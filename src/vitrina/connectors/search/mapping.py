@@ -1,4 +1,4 @@
-"""Which index mapping a query's result asks for, and how an existing one differs from it."""
+"""Derive the index mapping for a query's result, and compare it with an existing one."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,21 +11,21 @@ from vitrina.connectors.search.values import base_type, is_array, range_type
 
 Json = dict[str, Any]
 
-# Under `_meta` of an index: who made it, for what, and with which fields.
+# Key under `_meta` of an index: which pipeline created it, for which target, and with which fields.
 NOTES = "vitrina"
 
-# The longest keyword that Lucene takes has 32,766 bytes; a character has four at most.
+# Lucene's longest keyword has 32,766 bytes, and a character has at most four.
 KEYWORD_LIMIT = 8191
 KEYWORD: Json = {"type": "keyword", "ignore_above": KEYWORD_LIMIT}
 TEXT: Json = {"type": "text", "fields": {"keyword": KEYWORD}}
-# All digits as a keyword; sorting and ranges by the nearest double, in the field's own sub-field.
+# All digits as a keyword; a sub-field holds the nearest double for sorting and ranges.
 EXACT_NUMBER: Json = {**KEYWORD, "fields": {"number": {"type": "double", "ignore_malformed": True}}}
 LONG: Json = {"type": "long"}
 DOUBLE: Json = {"type": "double"}
 DATE: Json = {"type": "date"}
 KEPT_NOT_INDEXED: Json = {"type": "object", "enabled": False}
 
-# Decimal digits that survive a double, and those that fit a long.
+# Decimal digits that a double preserves, and those that fit a long.
 DOUBLE_DIGITS = 15
 LONG_DIGITS = 18
 MILLISECOND_DIGITS = 3
@@ -58,13 +58,13 @@ _FIELDS: Mapping[str, Json] = {
 }
 
 
-# Postgres types of Arrow's extension types, for columns that come without a Postgres type.
+# PostgreSQL types of Arrow's extension types, for columns without a PostgreSQL type.
 _EXTENSIONS = {"arrow.json": "json", "arrow.uuid": "uuid"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field that is not as the pipeline needs it; `found` is None when the index does not have it."""
+    """Describe a field that is not as the pipeline needs it; `found` is None if the index lacks it."""
 
     field: str
     wanted: Json
@@ -77,7 +77,7 @@ class Difference:
 
 
 def derive(schema: pa.Schema, types: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Json:
-    """Derive the mapping for a result whose Postgres types are `types`, written as `format_type` writes them.
+    """Return the mapping for a result whose PostgreSQL types are `types`, written as by `format_type`.
 
     `overrides` is `options.index.mappings`: a field under its `properties` replaces the derived one as a whole.
     """
@@ -88,7 +88,7 @@ def derive(schema: pa.Schema, types: Mapping[str, str], overrides: Mapping[str, 
 
 
 def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
-    """Compare field by field. Fields that only the index has are no difference: other pipelines may fill them."""
+    """Return the fields that differ. Fields that only the index has are ignored: other pipelines may fill them."""
     existing = dict(_flatten(found.get("properties", {})))
     asked = dict(_flatten(noted(found).get("fields", {})))
     return [
@@ -99,13 +99,13 @@ def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Differe
 
 
 def additions(wanted: Mapping[str, Any], found: Mapping[str, Any], differences: Sequence[Difference]) -> Json:
-    """Build the mapping that adds the missing fields; existing ones cannot be changed."""
+    """Return the mapping that adds the missing fields. Existing fields cannot be changed."""
     missing = {item.field for item in differences if item.found is None}
     properties = _only(wanted.get("properties", {}), missing)
     notes = noted(found)
     return {
         "properties": properties,
-        # The server takes the whole of it, or keeps what is there.
+        # The server replaces `_meta` as a whole.
         "_meta": {**found.get("_meta", {}), NOTES: {**notes, "fields": {**notes.get("fields", {}), **properties}}},
     }
 
@@ -148,7 +148,7 @@ def _timestamp_field(pg_type: str) -> Json:
 
 
 def _field_by_arrow_type(arrow_type: pa.DataType, *, known: bool) -> Json:
-    """Choose a field for a transform's column, which has no Postgres type, or a user's own type (enum, domain)."""
+    """Choose a field for a transform's column, which has no PostgreSQL type, or for a user-defined type."""
     checks = (
         (pa.types.is_boolean, {"type": "boolean"}),
         (pa.types.is_integer, LONG),
@@ -167,13 +167,13 @@ def _field_by_arrow_type(arrow_type: pa.DataType, *, known: bool) -> Json:
 
 
 def noted(mapping: Mapping[str, Any]) -> Json:
-    """Return the notes that Vitrina left in an index when it made it; empty for other indexes."""
+    """Return the notes that Vitrina stored in an index when it created it; empty for other indexes."""
     notes = mapping.get("_meta", {}).get(NOTES, {})
     return notes if isinstance(notes, dict) else {}
 
 
 def _flatten(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield every field by its path. An object, or nested, comes before its members and without them."""
+    """Yield every field by its path. An object or nested field comes before its members and without them."""
     for name, field in properties.items():
         path = f"{prefix}{name}"
         yield path, {"type": "object", **{key: value for key, value in field.items() if key != "properties"}}
@@ -181,18 +181,18 @@ def _flatten(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _is_as_wanted(wanted: Json, found: Json | None, asked: Json | None) -> bool:
-    """Compare a field also with what the index was created with; servers rewrite parameters and leave defaults out."""
+    """Compare a field with the index and with how it was requested; servers rewrite parameters and omit defaults."""
     if found is None:
         return False
     if asked == wanted and found["type"] == wanted["type"]:
         return True
-    # Whether others may add members to an object is theirs to say.
+    # Ignore `dynamic` of an object, unless the pipeline sets it.
     shown = {name: value for name, value in found.items() if name != "dynamic" or name in wanted}
     return _without_defaults(shown) == _without_defaults(wanted)
 
 
 def _only(properties: Mapping[str, Any], missing: Collection[str], prefix: str = "") -> Json:
-    """Keep the fields at these paths, each inside the objects that it is a member of."""
+    """Return the fields at these paths, each inside the objects that contain it."""
     kept: Json = {}
     for name, field in properties.items():
         path = f"{prefix}{name}"
@@ -203,7 +203,7 @@ def _only(properties: Mapping[str, Any], missing: Collection[str], prefix: str =
     return kept
 
 
-# What the servers leave out when they show a mapping, because it is the default.
+# The servers omit these defaults when they show a mapping.
 _DEFAULTS: Json = {"index": True, "store": False, "doc_values": True, "coerce": True, "ignore_malformed": False}
 
 

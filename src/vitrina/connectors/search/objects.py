@@ -1,4 +1,4 @@
-"""What `update` leaves in objects that lost members, and how that is cleared: the server merges objects."""
+"""Clear what `update` leaves in objects that lost members, because the server merges objects."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from vitrina import deep_json
 
 
 def leftovers(document: bytes, found: Mapping[str, Any] | None) -> list[str]:
-    """Find fields that hold, or may hold, members that were not sent; `found` is what is there now."""
+    """Return the fields that hold, or may hold, members that were not sent; `found` is the current document."""
     sent: Mapping[str, Any] = parsed(document)["doc"]
     found = found or {}
     return [
@@ -20,7 +20,7 @@ def leftovers(document: bytes, found: Mapping[str, Any] | None) -> list[str]:
 
 
 def clearing(document_id: str, names: Sequence[str]) -> bytes:
-    """Build the action to send right before an update, so that its objects replace the existing ones."""
+    """Return the action to send right before an update, so that its objects replace the existing ones."""
     action = {"update": {"_id": document_id}}
     return orjson.dumps(action) + b"\n" + orjson.dumps({"doc": dict.fromkeys(names), "doc_as_upsert": True}) + b"\n"
 
@@ -31,7 +31,7 @@ def parsed(document: bytes) -> dict[str, Any]:
 
 
 def _has_more(found: Any, sent: Any) -> bool:
-    """Compare objects within objects, which alone are merged. Do so without recursion, because json may be deep."""
+    """Compare nested objects, which alone are merged. Avoid recursion, because JSON may be deep."""
     pairs = [(found, sent)]
     while pairs:
         there, wanted = pairs.pop()

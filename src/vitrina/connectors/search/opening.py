@@ -1,4 +1,4 @@
-"""Opening an index as a target, on the cluster of ELASTICSEARCH_URL or on a named one."""
+"""Open an index as a target, on the cluster of ELASTICSEARCH_URL or on a named one."""
 
 from vitrina.connectors.search.load import IndexTarget
 from vitrina.connectors.search.target import ElasticsearchWriter, open_client

@@ -1,4 +1,4 @@
-"""Waiting for a search server that is blocked: also for what comes before and after documents."""
+"""Wait for a blocked search server, for requests other than documents."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,10 +9,10 @@ from vitrina.connectors.search.client import Blocked
 T = TypeVar("T")
 
 
-def patiently(move: Callable[[], T], tell: Callable[[str | None], None], rest: Callable[[float], None]) -> T:
-    """Make the move as soon as no block (flood stage) refuses it.
+def retry_while_blocked(move: Callable[[], T], tell: Callable[[str | None], None], rest: Callable[[float], None]) -> T:
+    """Make the request, and repeat it while a block (flood stage) refuses it.
 
-    `tell` hears why nothing moves, and None when it moves again; `rest` sleeps, or raises when it should not.
+    `tell` receives the reason while waiting, and None afterwards. `rest` sleeps, or raises if the run must stop.
     """
     circuit, waited = Limits().circuit(), False
     while True:

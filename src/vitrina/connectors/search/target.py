@@ -1,4 +1,4 @@
-"""Search targets as a run sees them: an index, its mapping and generations, batches sent under a write alias."""
+"""Write to a search target: its index, mapping and generations, and batches sent under a write alias."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
 
-# Of ids, in one question.
+# Ids in one request.
 _IDS_AT_ONCE = 10_000
 
 
@@ -35,7 +35,7 @@ def open_client(settings: Settings, connection: str | None = None) -> SearchClie
 
 
 def connection_options(settings: Settings, connection: str | None = None) -> ConnectionOptions:
-    """Find the servers of a named connection; without a name, those of ELASTICSEARCH_URL."""
+    """Return the servers of a named connection; without a name, those of ELASTICSEARCH_URL."""
     if connection is not None:
         return ConnectionOptions.of_cluster(settings.connection_url(connection))
     if settings.elasticsearch_url is None:
@@ -54,16 +54,16 @@ def connection_options(settings: Settings, connection: str | None = None) -> Con
 
 @dataclass
 class Waiting:
-    """What a delivery tells its run while it waits for the server, and what it asks."""
+    """Hold the callbacks through which a delivery reports to its run while it waits for the server."""
 
     on_wait: Callable[[str | None], None]
     should_stop: Callable[[], bool]
 
 
 class ElasticsearchWriter:
-    """The target side of one run into Elasticsearch or OpenSearch."""
+    """Provide the target side of one run into Elasticsearch or OpenSearch."""
 
-    # A bulk that the server was at work on when its alias was taken away has ended by then.
+    # A request that the server was processing when its alias was removed has ended after this time.
     fence_grace_seconds = Limits().fence_grace_seconds
 
     def __init__(self, client: SearchClient, claim: Claim, target: SearchTarget, options: Options) -> None:
@@ -77,10 +77,8 @@ class ElasticsearchWriter:
         self.generations = Generations(client, target.index)
         self.seen: Standing | None = None
 
-    # --- the target --------------------------------------------------------------------------------------------
-
     def prepare(self, result: Sequence[Column], *, wanted_key: Sequence[str] | None, **_: object) -> tuple[str, ...]:
-        """Settle the key and the mapping; nothing is created yet."""
+        """Determine the key and the mapping; create nothing yet."""
         names = [column.name for column in result]
         if not wanted_key:
             raise TargetMismatch(f"{self._target} needs target_key, the columns whose values make a document's id")
@@ -96,7 +94,7 @@ class ElasticsearchWriter:
         return self._key
 
     def prepare_nothing(self) -> bool:
-        """Keep the mapping of what is shown, if it exists, for a source without rows, which has no columns to tell."""
+        """Keep the mapping of the index that is shown, if any, for a source without rows and so without columns."""
         self.seen = self._look()
         if self.seen.concrete is None:
             return False
@@ -107,7 +105,7 @@ class ElasticsearchWriter:
         """Turn an outage into `CannotConnect`: nothing is written yet, so the run can wait and try again."""
         try:
             return self.generations.standing()
-        except (Disconnected, Blocked) as exc:  # blocked: as while a server starts
+        except (Disconnected, Blocked) as exc:  # a server that is starting is blocked
             raise CannotConnect(exc.message) from exc
 
     @property
@@ -133,11 +131,11 @@ class ElasticsearchWriter:
 
     @property
     def mappings(self) -> dict[str, Any]:
-        """As the query's result and the options ask for."""
+        """Return the mapping that the query's result and the options require."""
         return self._mappings
 
     def current_index(self) -> str:
-        """Find the index that incremental pipelines add to, or create it, and compare its mapping field by field."""
+        """Return the index that incremental pipelines add to, created if missing, after comparing its mapping."""
         name = self.generations.ensure_current(self._pipeline, self._mappings, self._options.index.get("settings"))
         found = self._client.get_mapping(name)
         differences = mapping.compare(self._mappings, found)
@@ -154,11 +152,11 @@ class ElasticsearchWriter:
         return name
 
     def is_new_here(self) -> bool:
-        """Tell whether this pipeline has never filled the index, or there is none."""
+        """Return whether this pipeline has never filled the index, or there is none."""
         return not self.generations.was_written_by(self._pipeline)
 
     def identity(self, concrete: str | None = None) -> str | None:
-        """Return what tells the index from any other, even of the same name; None when there is none."""
+        """Return what distinguishes the index from any other, even of the same name; None if it does not exist."""
         return self.generations.identity(concrete)
 
     def count(self, concrete: str) -> int:
@@ -183,11 +181,11 @@ class ElasticsearchWriter:
         return self.generations.is_resumable(generation, self._pipeline)
 
     def shows(self, generation: str) -> bool:
-        """Tell whether a load was interrupted after its swap."""
+        """Return whether a load was interrupted after its swap."""
         return self.generations.is_published(generation)
 
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
-        """Check the generation and let the target's name show it."""
+        """Check the generation and point the target's name at it."""
         if not self.shows(generation):
             checked = self.generations.check(generation, documents)
             self._refuse_shrinking(checked.documents, checked.documents_before)
@@ -202,13 +200,13 @@ class ElasticsearchWriter:
         return self.generations.remove_old(current, self._claim.epoch, keep, still_held=still_held)
 
     def refuse_shrinking(self, deletes: int, before: int) -> None:
-        """Apply the guard of a publish for a caller that deletes documents in another way."""
+        """Apply the shrink guard of a publish for a caller that deletes documents in another way."""
         self._refuse_shrinking(before - deletes, before)
 
     def _refuse_shrinking(self, documents: int, before: int) -> None:
         if documents == 0 and before and not self._options.allow_empty:
             raise ShrinkRefused(
-                f"the source has no rows, but {self._target} shows {before:,} documents; if it shall be emptied, set"
+                f"the source has no rows, but {self._target} shows {before:,} documents; if it should be emptied, set"
                 " options.allow_empty",
                 EMPTY,
             )
@@ -222,13 +220,11 @@ class ElasticsearchWriter:
     def _pipeline(self) -> str:
         return str(self._claim.pipeline_id)
 
-    # --- sending -----------------------------------------------------------------------------------------------
-
     def claim_writes(self, concrete: str, still_held: Callable[[], object]) -> WriteAlias:
-        """Take the write alias. The server then refuses a bulk request of an older claim or of an earlier try.
+        """Take the write alias. The server then refuses requests of an older claim or of an earlier attempt.
 
-        The order matters. A late runner takes the alias, and gives it up when `still_held` tells it to. Asked first,
-        it could be suspended after the question and write to what its successor has published.
+        The order matters: a late runner takes the alias, and gives it up if `still_held` raises. If it asked first, it
+        could be suspended after the answer and then write to what its successor has published.
         """
         alias = self.generations.next_alias(self._pipeline, self._claim.epoch)
         self.generations.claim_writes(concrete, alias, shared=self._options.shared_target)
@@ -242,20 +238,18 @@ class ElasticsearchWriter:
     def discard_unfinished(
         self, concrete: str, alias: WriteAlias, still_held: Callable[[], object], *, left: str | None = None
     ) -> None:
-        """Discard what abandoned loads of this pipeline were building; `left` may be of another target."""
+        """Discard what abandoned loads of this pipeline were building; `left` may belong to another target."""
         self.generations.discard_unfinished(concrete, alias, still_held=still_held)
         if left and left != concrete:
             self.generations.discard_elsewhere(left, concrete, alias, still_held=still_held)
 
     def refresh(self, concrete: str) -> None:
-        """Refresh, so that searches find all acknowledged documents."""
+        """Make searches find all acknowledged documents."""
         self._client.refresh(concrete)
 
-    def sender(
-        self, concrete: str, alias: WriteAlias, waiting: Waiting, *, made_anew: bool = False
-    ) -> "DocumentSender":
+    def sender(self, concrete: str, alias: WriteAlias, waiting: Waiting, *, is_new: bool = False) -> "DocumentSender":
         """Create a sender. A new index has nothing to update, and whole documents cost the server less."""
-        encoder = self.encoder("index" if made_anew else self._options.action)
+        encoder = self.encoder("index" if is_new else self._options.action)
         return DocumentSender(
             self._client,
             self.generations,
@@ -265,7 +259,7 @@ class ElasticsearchWriter:
             alias=alias,
             shared=self._options.shared_target,
             waiting=waiting,
-            made_anew=made_anew,
+            is_new=is_new,
         )
 
     def encoder(self, action: Action) -> DocumentEncoder:
@@ -283,11 +277,11 @@ class ElasticsearchWriter:
 
 
 class DocumentSender:
-    """Send batches and account for every document: acknowledged, or a dead letter."""
+    """Send batches and account for every document: acknowledged, or recorded as a dead letter."""
 
     timed_as = "index"
-    # Further batches are on their way before the last one is acknowledged: the server does not wait for us, and one
-    # request that it lets wait, while it writes a segment, does not hold up the others.
+    # More batches are sent before the last one is acknowledged. So the server never waits for the runner, and one
+    # request that it delays while it writes a segment does not hold up the others.
     ahead = 3
 
     def __init__(
@@ -301,22 +295,22 @@ class DocumentSender:
         alias: WriteAlias,
         shared: bool,
         waiting: Waiting,
-        made_anew: bool,
+        is_new: bool,
     ) -> None:
         self.alias = alias
-        # Rows that came before another one with their key: in a pass they are history.
+        # Rows followed by another one with the same key; in a pass they are history.
         self.duplicates = 0
         # Documents whose key is too long to be their id.
         self.hashed_ids = 0
-        # Ids of documents that were refused before. None: nobody wants to know whether they are taken now.
+        # Ids of documents that were rejected before. None: the caller need not know whether they are accepted now.
         self.watched: set[str] | None = None
         self._encoder = encoder
         self._columns = columns
         self._generations = generations
         self.concrete = concrete
         self._shared = shared
-        # Whether the index was empty when the load began: rows that say they are gone are then left out.
-        self._made_anew = made_anew
+        # Whether the index was empty when the load began. Rows marked as deleted are then left out.
+        self._is_new = is_new
         self._engine = BulkEngine(
             client,
             str(alias),
@@ -345,10 +339,10 @@ class DocumentSender:
         return Written(outcome.acknowledged, tuple(letters), frozenset(delivered), Counts(**counts_of(outcome)))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
-        """Prepare the actions that write these rows as a part of batch `number`."""
-        if not table.num_rows:  # it may come without its columns
+        """Yield the actions that write these rows as a part of batch `number`."""
+        if not table.num_rows:  # an empty table may lack its columns
             return
-        if self._made_anew:
+        if self._is_new:
             table = self._encoder.without_deleted(table)
         version = write_version(self.alias.epoch, number)
         for batch in table.select(self._columns).combine_chunks().to_batches():
@@ -359,18 +353,18 @@ class DocumentSender:
         return Actions(ids, [self._encoder.deletion(one, version=version) for one in ids])
 
     def ids_of_keys(self, keys: Sequence[Key]) -> list[str]:
-        """The ids of the documents with these keys, which are texts as Postgres writes them."""
+        """Return the ids of the documents with these keys, which are text as PostgreSQL writes it."""
         return self._encoder.ids_of_texts(keys)
 
     def deliver(self, actions: Actions) -> BulkOutcome:
         return self._engine.send(actions)
 
     def close(self) -> None:
-        """Close from any thread. Callers that wait for documents are interrupted."""
+        """Close the sender, from any thread. Callers that wait for documents are interrupted."""
         self._engine.close()
 
     def drain(self) -> None:
-        """Wait until nothing that was sent is still on its way, unless the server hangs. Another try can then begin."""
+        """Wait until no sent request is still in flight, unless the server hangs. Another attempt can then begin."""
         self._engine.close()
         self._engine.drain()
 
@@ -390,7 +384,7 @@ def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
 
 
 def counts_of(outcome: BulkOutcome) -> Mapping[str, int]:
-    """Count an outcome in the terms of a merge."""
+    """Return the counts of an outcome in the terms of a merge."""
     return {
         "inserted": outcome.created,
         "updated": outcome.updated,

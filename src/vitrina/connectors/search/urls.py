@@ -1,11 +1,11 @@
-"""URLs of named search clusters: `elasticsearch+https://user:password@a:9200,b:9200?fingerprint=...`."""
+"""Parse URLs of named search clusters: `elasticsearch+https://user:password@a:9200,b:9200?fingerprint=...`."""
 
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 SCHEMES = ("elasticsearch+http", "elasticsearch+https", "opensearch+http", "opensearch+https")
 PARAMETERS = frozenset({"api_key", "ca_file", "fingerprint"})
-# Files of the runner's machine: only who runs that machine may name them.
+# Files of the runner's machine: only the operator of that machine may name them.
 OF_THE_MACHINE = frozenset({"ca_file"})
 SECRETS = frozenset({"api_key"})
 
@@ -14,7 +14,7 @@ EXAMPLE = "elasticsearch+https://USER:PASSWORD@HOST:9200"
 
 @dataclass(frozen=True)
 class ClusterUrl:
-    """A named cluster's URL, taken apart into what ELASTICSEARCH_URL and the variables beside it say."""
+    """Hold the URL of a named cluster, split into the parts that ELASTICSEARCH_URL and its related variables hold."""
 
     addresses: str = field(repr=False)
     parameters: dict[str, str] = field(repr=False)
@@ -33,12 +33,12 @@ def parse(url: str) -> ClusterUrl:
 
 
 def is_of_cluster(url: str) -> bool:
-    """Tell the URL of a named connection from what ELASTICSEARCH_URL holds."""
+    """Return whether this is the URL of a named connection, not a value of ELASTICSEARCH_URL."""
     return url.partition("://")[0].lower() in SCHEMES
 
 
 def problem(url: str) -> str | None:
-    """Say why the URL is refused, without repeating any of its values; None when it is accepted."""
+    """Return why the URL is refused, without repeating any of its values; None if it is accepted."""
     rest = url.partition("://")[2]
     if not is_of_cluster(url) or not url.isprintable():
         return f"it is not the URL of a search cluster: write {EXAMPLE}"
@@ -48,14 +48,14 @@ def problem(url: str) -> str | None:
     hosts = rest.partition("?")[0].rpartition("@")[2].split(",")
     if "#" in rest or not all(map(_is_host, hosts)):
         return (
-            f"the URL has an address that is wrong: write {EXAMPLE}, several hosts with commas between, a number as"
+            f"the URL has an invalid address: write {EXAMPLE}, several hosts separated by commas, a number as"
             " port, and / ? # , @ in user and password as %2F %3F %23 %2C %40"
         )
     return None
 
 
 def kept_problem(url: str) -> str | None:
-    """Say why a URL that a user sends is refused; it must name no file of the runner's machine."""
+    """Return why a URL that a user sends is refused. It must not name a file of the runner's machine."""
     found = problem(url)
     refused = [] if found else sorted(parse(url).parameters.keys() & OF_THE_MACHINE)
     if refused:
@@ -66,7 +66,7 @@ def kept_problem(url: str) -> str | None:
 def _is_host(address: str) -> bool:
     try:
         parts = urlsplit(f"http://{address}")
-        _ = parts.port  # judged when it is asked for
+        _ = parts.port  # validated on access
     except ValueError:
         return False
     return bool(parts.hostname) and "@" not in address

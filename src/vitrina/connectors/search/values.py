@@ -1,4 +1,4 @@
-"""Postgres values as JSON, one at a time: what travels as text, and what Arrow does not print the way we need it."""
+"""Convert PostgreSQL values to JSON, one at a time, if they arrive as text or Arrow prints them differently."""
 
 import base64
 import re
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import orjson
 
-# Text of one value to its JSON token.
+# Converts the text of one value to its JSON token.
 TextToken = Callable[[str], str]
 
 NUMBER_FIELDS = frozenset(
@@ -16,7 +16,7 @@ NUMBER_FIELDS = frozenset(
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid", "xid", "cid"})
 _FLOATS = frozenset({"real", "double precision"})
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf"})
-NUMBER = r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$"  # as JSON has it
+NUMBER = r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$"  # JSON's syntax
 _RANGE_BOUNDS = {
     "int4range": "integer",
     "int8range": "bigint",
@@ -44,7 +44,7 @@ _ARRAY_PART = re.compile(r'\{|\}|,|"((?:[^"\\]|\\.)*)"|([^{},"]+)', re.DOTALL)
 
 
 class NotJson(ValueError):
-    """The value has no form in a document; the message says why and what to do."""
+    """Signal that a value has no form in a document; the message says why and what to do."""
 
 
 def base_type(pg_type: str) -> str:
@@ -61,14 +61,14 @@ def is_range(pg_type: str) -> bool:
 
 
 def range_type(pg_type: str) -> str:
-    """Return the range type of which a multirange is made, or the type itself."""
+    """Return the range type of a multirange, or the type itself."""
     return base_type(pg_type).replace("multirange", "range")
 
 
 def travels_as(pg_type: str) -> Literal["native", "text", "json"]:
-    """Choose how a reader selects a column for documents: as it is, cast to text, or by `to_jsonb(...)::text`.
+    """Return how a reader selects a column for documents: unchanged, cast to text, or as `to_jsonb(...)::text`.
 
-    JSON only where it says the same: it has hexadecimal digits for bytea, and numbers without their last zeros.
+    JSON is used only where it is exact: it has hexadecimal digits for bytea, and numbers without trailing zeros.
     """
     base = base_type(pg_type)
     if is_array(pg_type):
@@ -77,7 +77,7 @@ def travels_as(pg_type: str) -> Literal["native", "text", "json"]:
 
 
 def text_token(pg_type: str, field_type: str) -> TextToken:
-    """Choose how the text form of a Postgres type becomes JSON in a field of that type."""
+    """Return the function that converts the text form of a PostgreSQL type to JSON for a field of that type."""
     if is_array(pg_type):
         return _array_token(text_token(pg_type.removesuffix("[]"), field_type))
     base = base_type(pg_type)
@@ -97,7 +97,7 @@ def quoted(text: str) -> str:
 def one_line(text: str) -> str:
     """Replace line breaks in JSON.
 
-    They can only stand between its tokens and would end the line of the bulk request.
+    They occur only between its tokens and would end the line of the bulk request.
     """
     return text.replace("\n", " ").replace("\r", " ")
 
@@ -125,16 +125,16 @@ def _bytes(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    """Strip the mask of a single host, which a cast of inet to text adds and an `ip` field does not take."""
+    """Strip the mask of a single host, which a cast of inet to text adds and an `ip` field does not accept."""
     address, _, bits = text.partition("/")
     return quoted(address if bits == ("128" if ":" in address else "32") else text)
 
 
 def iso_timestamp(text: str) -> str:
-    """Convert Postgres's ISO style to ISO 8601, which also has years before 1 and after 9999."""
+    """Convert PostgreSQL's ISO style to ISO 8601, which also has years before 1 and after 9999."""
     found = _TIMESTAMP.fullmatch(text)
     if not found:
-        raise NotJson(f"{text} is not a date that a document can hold: turn it into NULL in the query")
+        raise NotJson(f"{text} is not a date that a document can hold: convert it to NULL in the query")
     date = iso_year(1 - int(found["year"]) if found["bc"] else int(found["year"])) + found["rest"]
     if not found["time"]:
         return date
@@ -156,8 +156,8 @@ def _date(text: str) -> str:
 
 
 def far_date(days: int) -> str:
-    """Write days since 1970 as ISO 8601, for years that Python's and Arrow's own printing cannot do."""
-    # Civil calendar from days, in eras of 400 years that begin on 1 March.
+    """Return days since 1970 as ISO 8601, for years that Python and Arrow cannot print."""
+    # Civil date from days, in eras of 400 years that begin on 1 March.
     shifted = days + 719_468
     era, day_of_era = divmod(shifted, 146_097)
     year_of_era = (day_of_era - day_of_era // 1_460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
@@ -175,13 +175,13 @@ def far_timestamp(microseconds: int) -> str:
 
 
 def clock_time(microseconds: int) -> str:
-    """Write a time of day; Postgres has 24:00:00 as well."""
+    """Return a time of day as text; PostgreSQL also has 24:00:00."""
     seconds, fraction = divmod(microseconds, 1_000_000)
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
 
 
 def iso_interval(months: int, days: int, nanoseconds: int) -> str:
-    """Write ISO 8601 with a sign on each part, as Postgres's iso_8601 style; months, days and time stay apart."""
+    """Return ISO 8601 with a sign on each part, like PostgreSQL's iso_8601 style; keep months, days and time apart."""
     sign = -1 if months < 0 else 1
     years, months = sign * (abs(months) // 12), sign * (abs(months) % 12)
     date = _parts((years, "Y"), (months, "M"), (days, "D"))
@@ -192,7 +192,7 @@ def iso_interval(months: int, days: int, nanoseconds: int) -> str:
 
 
 def interval_from_text(text: str) -> str:
-    """Convert Postgres's own style, `-1 mons +2 days 00:00:03.5`, to ISO 8601; other text passes unchanged."""
+    """Convert PostgreSQL's style, `-1 mons +2 days 00:00:03.5`, to ISO 8601; return other text unchanged."""
     found = _INTERVAL.fullmatch(text)
     if not found:
         return text
@@ -221,7 +221,7 @@ def _parts(*amounts: tuple[int, str]) -> str:
 
 def _ranges_token(pg_type: str) -> TextToken:
     bound_type = _RANGE_BOUNDS[range_type(pg_type)]
-    # A range field takes numbers as text too, and text keeps all of their digits.
+    # A range field accepts numbers as text too, and text keeps all of their digits.
     bound_token = _number if bound_type in _INTEGERS else text_token(bound_type, "keyword")
 
     def token(text: str) -> str:
@@ -233,7 +233,7 @@ def _ranges_token(pg_type: str) -> TextToken:
 
 def _one_range(found: re.Match[str], bound_token: TextToken) -> str:
     if found[0] == "empty":
-        raise NotJson("an empty range cannot be indexed: turn it into NULL in the query, or map the field as keyword")
+        raise NotJson("an empty range cannot be indexed: convert it to NULL in the query, or map the field as keyword")
     opening, lower, upper, closing = found.groups()
     bounds = [
         _bound("gte" if opening == "[" else "gt", lower, bound_token),
@@ -252,14 +252,14 @@ def _array_token(element_token: TextToken) -> TextToken:
     def token(text: str) -> str:
         bounds = _ARRAY_BOUNDS.match(text)
         if not bounds and not text.startswith("{"):
-            return one_line(text)  # it travels as JSON
+            return one_line(text)  # it is JSON already
         return _render(_parse_array(text[bounds.end() :] if bounds else text), element_token)
 
     return token
 
 
 def _parse_array(text: str) -> Any:
-    """Parse Postgres's `{{1,2},{3,NULL}}` into nested lists of texts."""
+    """Parse PostgreSQL's `{{1,2},{3,NULL}}` into nested lists of strings."""
     stack: list[list[Any]] = [[]]
     for part in _ARRAY_PART.finditer(text):
         if part[0] == "{":
@@ -279,7 +279,7 @@ def _render(value: Any, element_token: TextToken) -> str:
     return "null" if value is None else element_token(value)
 
 
-# By Postgres type and, where it matters, field type.
+# By PostgreSQL type and, where it matters, field type.
 _TEXT_TOKENS: dict[tuple[str, str], TextToken] = {
     ("numeric", ""): _numeric_as_text,
     ("boolean", ""): _boolean,

@@ -1,4 +1,4 @@
-"""What an answer to a bulk request means for each document in it, and what to do next."""
+"""Interpret the answer to a bulk request for each of its documents, and decide what to do next."""
 
 import re
 from collections import Counter
@@ -10,28 +10,28 @@ from vitrina.connectors.search.client import BLOCK_TYPES, BUSY_STATUSES, Reply, 
 
 
 class ItemVerdict(Enum):
-    """What to do with a document, or with all documents of a request."""
+    """Name what to do with a document, or with all documents of a request."""
 
-    DONE = "applied, or already there"
-    SUPERSEDED = "a higher version is there: send again with the highest one of this claim"
+    DONE = "applied, or already present"
+    SUPERSEDED = "a higher version exists: send again with the highest one of this claim"
     RETRY = "send again a little later"
-    RETRY_FEW = "send again, but not for ever"
+    RETRY_FEW = "send again, a limited number of times"
     BLOCKED = "the index is read-only: wait until it is not"
     SPLIT = "the request is too large, or holds a document that spoils it: send it in halves"
-    REJECT = "the server will never take this document"
-    FENCED = "the write alias is gone"
+    REJECT = "the server will never accept this document"
+    FENCED = "the write alias was removed"
     FORBIDDEN = "the login may not write here"
-    BROKEN = "the index takes no document at all until a person acts"
+    BROKEN = "the index accepts no document until a person acts"
 
 
 class Item(NamedTuple):
-    """The server's word on one document."""
+    """Hold the server's answer for one document."""
 
     action: str
     status: int
     result: str
     error: Mapping[str, Any] | None
-    # Fields of the document as it is now, when they were asked for.
+    # Fields of the document as it is now, if they were requested.
     returned: Mapping[str, Any] | None = None
 
     @classmethod
@@ -50,7 +50,7 @@ class Item(NamedTuple):
 
 
 def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
-    """Count each result if every item was applied, else return None. This is the common case, made fast."""
+    """Count each result if every item was applied, which is the common case; else return None."""
     answers = [answer for entry in entries for answer in entry.values()]
     if any([answer["status"] >= 300 for answer in answers]):  # noqa: C419  a list is twice as fast here
         return None
@@ -58,19 +58,19 @@ def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
 
 
 def judge_item(item: Item) -> ItemVerdict:
-    """Judge an item on its own, because a reply of 200 says nothing about its items."""
-    if item.status < 300 or (item.status == 404 and item.error is None):  # the latter: delete of what is not there
+    """Return the verdict on one item. The status 200 of a reply says nothing about its items."""
+    if item.status < 300 or (item.status == 404 and item.error is None):  # the latter: delete of a missing document
         return ItemVerdict.DONE
     if item.status == 409 and item.action != "update":
         return ItemVerdict.SUPERSEDED
-    if item.status == 409:  # somebody else wrote the document between the server's read and write: nothing was applied
+    if item.status == 409:  # another writer changed the document between the server's read and write
         return ItemVerdict.RETRY
     if item.status == 429 and is_past_limit(item.reason):
         return ItemVerdict.REJECT
     return _judge_refusal(item.status, item.error_type) or ItemVerdict.REJECT
 
 
-# What an operation needs, and what the server has for all of them at once, in the words of its two guards.
+# The bytes that an operation needs and the server's limit for all operations, in the messages of its two guards.
 _LIMITS = (
     re.compile(r"operation_bytes=(\d+), max_\w+_bytes=(\d+)"),
     re.compile(r"larger than the limit of \[(?P<limit>\d+)/.*new bytes reserved: \[(?P<needed>\d+)/"),
@@ -78,7 +78,7 @@ _LIMITS = (
 
 
 def is_past_limit(reason: str) -> bool:
-    """Tell whether a server that reports itself busy would refuse the same request even when idle."""
+    """Return whether a server that reports itself busy would refuse the same request even when idle."""
     for pattern in _LIMITS:
         if found := pattern.search(reason):
             named = found.groupdict()
@@ -88,18 +88,18 @@ def is_past_limit(reason: str) -> bool:
 
 
 def judge_request(reply: Reply) -> ItemVerdict:
-    """Judge a request that was answered as a whole. DONE means that the caller has to judge the items."""
+    """Return the verdict on a whole request. DONE means that the caller has to judge the items."""
     if reply.status == 200:
         return ItemVerdict.DONE
     if reply.status == 429 and is_past_limit(reply.reason):
         return ItemVerdict.SPLIT
-    # One document that cannot be parsed makes the server refuse all of them (a broken `update` does).
+    # One document that cannot be parsed makes the server refuse all of them; a broken `update` does.
     if reply.status in (400, 413):
         return _judge_refusal(reply.status, reply.error_type) or ItemVerdict.SPLIT
     return _judge_refusal(reply.status, reply.error_type) or ItemVerdict.BROKEN
 
 
-# Errors that say more than their status, which differs between the servers and their versions.
+# Error types that say more than their status, which differs between servers and versions.
 _BY_ERROR_TYPE = {
     "index_not_found_exception": ItemVerdict.FENCED,
     **dict.fromkeys(BLOCK_TYPES, ItemVerdict.BLOCKED),

@@ -1,1 +1,1 @@
-"""Files as a source: SQL over CSV, JSON Lines and Parquet, answered by DuckDB in a process of its own."""
+"""Read files as a source: SQL over CSV, JSON Lines and Parquet, run by DuckDB in a separate process."""

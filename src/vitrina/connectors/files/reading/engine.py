@@ -1,4 +1,4 @@
-"""DuckDB as a reader of given files and of nothing else. Runs in the worker process alone."""
+"""Read given files, and no others, with DuckDB. This module runs only in the worker process."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,43 +16,41 @@ from vitrina.connectors.files.reading.types import Result
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import MAX_BATCH_BYTES
 
-# Of the memory that the process may use; the rest is for Arrow and the interpreter.
+# DuckDB's share of the memory that the process may use; the rest is for Arrow and the interpreter.
 _SHARE = 0.6
 _ROWS_AT_ONCE = 100_000
 _LONGEST_ERROR, _LONGEST_LINE = 1_500, 300
-# Expanded to expressions of a row alone; other macros may group.
+# Macros that expand to expressions over a single row; other macros may group.
 _ROW_MACROS = frozenset("if nullif split_part json fdiv fmod date_add md5_number_lower md5_number_upper".split())
 _ROW_MACRO_PREFIXES = ("list_", "array_", "map_contains")
 
 Files = Sequence[Sequence[str]]
-# The types of the columns of each reading, where they are guessed from texts.
+# The types of the columns of each reading, if they are guessed from text.
 Given = Sequence[dict[str, str] | None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What DuckDB may use up."""
+    """Limit what DuckDB may use."""
 
     memory_mb: int
     threads: int
     spill_mb: int
-    # Where it puts what does not fit into memory.
+    # The folder for data that does not fit into memory.
     spill: str
 
 
 class Engine:
-    """One query, asked of one list of files after the other."""
+    """Run one query on one list of files after the other."""
 
     def __init__(self, text: str, limits: Limits) -> None:
         self._text = text
         self._limits = limits
 
-    # --- the query -------------------------------------------------------------------------------------------------
-
     @property
     def query(self) -> Query:
-        """Return the tree of the query, each time a new one: files are put into it."""
-        return query.judge(self._parsed, self._functions)
+        """Return the tree of the query, a new one each time, because files are put into it."""
+        return query.check(self._parsed, self._functions)
 
     @cached_property
     def _parsed(self) -> str:
@@ -80,23 +78,21 @@ class Engine:
         return str(found[0])
 
     def _text_with(self, files: Files, given: Given) -> str:
-        """Write the query with the files of each reading in it."""
-        judged = self.query
-        for reading, names, kinds in zip(judged.readings, files, given, strict=True):
+        """Return the query as SQL, with the files of each reading in it."""
+        checked = self.query
+        for reading, names, kinds in zip(checked.readings, files, given, strict=True):
             call = f"SELECT * FROM {reading.call(names, kinds)}"
             query.put_in(reading, json.loads(self._parse(call)))
-        return self._written(judged.tree)
+        return self._written(checked.tree)
 
     def _written(self, tree: dict[str, Any]) -> str:
-        """Write a tree as SQL."""
+        """Return a tree as SQL."""
         with _translated("the query"):
             asked = self._parser.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)])
             return str(asked.fetchall()[0][0])
 
-    # --- asking ----------------------------------------------------------------------------------------------------
-
     def given_types(self, files: Files) -> list[dict[str, str] | None]:
-        """Guess the types of texts from some files, so that all files are read in the same."""
+        """Guess the types of text columns from some files, so that all files are read with the same types."""
         with self._asking(_all(files)) as session:
             self._refuse_unsplit(session, files)
             self._refuse_rounded(session, files)
@@ -109,20 +105,20 @@ class Engine:
 
     def _columns_of(self, session: Any, place: int, names: Sequence[str]) -> list[Result]:
         """Describe files as one of the readings sees them, with its parameters."""
-        judged = self.query
-        reading = judged.readings[place]
+        checked = self.query
+        reading = checked.readings[place]
         query.put_in(reading, json.loads(self._parse(f"SELECT * FROM {reading.call(names)}")))
-        return types.described(session.sql(self._written(query.selecting(judged.tree, reading))))
+        return types.described(session.sql(self._written(query.selecting(checked.tree, reading))))
 
     def _guessed(self, place: int, names: Sequence[str]) -> dict[str, str] | None:
         with self._asking(names) as session:
             found = {column.name: column.type for column in self._columns_of(session, place, names)}
-        # Those that stand in the names of folders are in no file; and a value that is no object has no columns.
+        # Columns from folder names are in no file, and a value that is not an object has no columns.
         own = {name: kind for name, kind in found.items() if f"/{name}=" not in f"/{names[0]}"}
         return own if list(own) != ["json"] else None
 
     def describe(self, files: Files, given: Given) -> tuple[list[Result], pa.Schema]:
-        """Describe the columns of the result, without reading rows."""
+        """Return the columns of the result, without reading rows."""
         with self._asking(_all(files)) as session:
             found, text, documents = self._typed(session, files, given, None)
             schema = session.sql(text).limit(0).to_arrow_table().schema
@@ -131,7 +127,7 @@ class Engine:
     def batches(
         self, files: Files, given: Given, expected: Sequence[Result] | None, rows: int, skip: int
     ) -> Iterator[pa.RecordBatch]:
-        """Give the rows after the first `skip`, in batches."""
+        """Yield the rows after the first `skip`, in batches."""
         names = _all(files)
         with self._asking(names) as session:
             self._refuse_different(session, files)
@@ -152,7 +148,7 @@ class Engine:
     def _typed(
         self, session: Any, files: Files, given: Given, expected: Sequence[Result] | None
     ) -> tuple[list[Result], str, dict[str, str]]:
-        """Write the query that gives types which all targets know, equal for all files."""
+        """Return the query with types that all targets support and that are equal for all files."""
         text = self._text_with(files, given)
         found = types.described(session.sql(text))
         if expected is not None:
@@ -164,7 +160,7 @@ class Engine:
         return found, f"SELECT {', '.join(expressions)} FROM ({text}) AS q({places})", documents
 
     def _refuse_unsplit(self, session: Any, files: Files) -> None:
-        """Refuse a CSV file whose lines have different numbers of values: DuckDB takes each line for one value."""
+        """Refuse a CSV file whose lines have different numbers of values: DuckDB would read each line as one value."""
         for place, (reading, names) in enumerate(zip(self.query.readings, files, strict=True)):
             if not reading.is_delimiter_guessed:
                 continue
@@ -172,12 +168,12 @@ class Engine:
             if not others and any(mark in first.name for mark in ",;|\t"):
                 raise SourceQueryFailed(
                     f'{names[0]} has lines with different numbers of values, or other quotes than ": its lines are not'
-                    f" columns, but {first.name!r} is one. Mend the file, or say what it is, such as"
+                    f" columns, but {first.name!r} is one. Correct the file, or describe its format, such as"
                     f" read_csv({quoted(reading.patterns[0])}, delim = ',', strict_mode = false)"
                 )
 
     def _refuse_rounded(self, session: Any, files: Files) -> None:
-        """Refuse decimals of Parquet that DuckDB reads as DOUBLE."""
+        """Refuse decimals in Parquet that DuckDB would read as DOUBLE."""
         for reading, names in zip(self.query.readings, files, strict=True):
             if reading.is_text or not names:
                 continue
@@ -208,7 +204,7 @@ class Engine:
             yield session
 
     def _session(self, names: Sequence[str]) -> "duckdb.DuckDBPyConnection":
-        """Open a database in memory that reads these files, and from which no setting can be changed any more."""
+        """Open an in-memory database that can read only these files, with its configuration locked."""
         limits = self._limits
         session = duckdb.connect(
             ":memory:",
@@ -220,7 +216,7 @@ class Engine:
                 "arrow_lossless_conversion": True,
                 "max_temp_directory_size": f"{limits.spill_mb}MB",
                 "memory_limit": f"{int(limits.memory_mb * _SHARE)}MB",
-                # Otherwise a table that is unknown is looked for among the variables of this program.
+                # Otherwise DuckDB looks for an unknown table among the variables of this program.
                 "python_enable_replacements": False,
                 "temp_directory": limits.spill,
                 "threads": limits.threads,
@@ -244,7 +240,7 @@ def _where(files: Files) -> str:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch of wide rows."""
+    """Split a batch of wide rows."""
     if batch.num_rows == 0:
         return
     count = min(batch.nbytes // MAX_BATCH_BYTES + 1, batch.num_rows)
@@ -257,7 +253,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _translated(where: str | None) -> Iterator[None]:
     try:
         yield
-    # While rows are streamed, what DuckDB raises comes as an error of Arrow, some of which are an OSError.
+    # While rows are streamed, DuckDB's errors arrive as errors of Arrow, some of which are an OSError.
     except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as exc:
         said = _said(exc)
         if isinstance(exc, duckdb.OutOfMemoryException | MemoryError) or "Out of Memory Error" in said:
@@ -270,7 +266,7 @@ def _translated(where: str | None) -> Iterator[None]:
 
 
 def _said(exc: BaseException) -> str:
-    """Leave out the text of the query, which holds the names of all files, and how a CSV file was guessed to be."""
+    """Return the message without the query, which holds the names of all files, and without CSV detection details."""
     said = str(exc)
     for rest in ("\n\nLINE ", "\nLINE ", "\n\n  file = "):
         said = said.partition(rest)[0]

@@ -1,4 +1,4 @@
-"""Which files a pattern names, below the folder or prefix of a connection and nowhere else."""
+"""List the files that a pattern matches, below the folder or prefix of a connection and nowhere else."""
 
 import fnmatch
 import itertools
@@ -13,13 +13,13 @@ from typing import NamedTuple, Protocol
 from vitrina.connectors.files.bucket import BucketObjects
 from vitrina.errors import CannotConnect, FatalError, SourceQueryFailed
 
-# What a checkpoint remembers of each file is small, and there is an end to it.
+# Bounds the checkpoint, which remembers a few bytes of each file.
 MOST_FILES = 100_000
 _WILD = frozenset("*?[")
 
 
 class File(NamedTuple):
-    """A file as it was listed. `version` differs when its content does: a modification time, or an ETag."""
+    """Describe a file as it was listed. `version` changes with its content: a modification time, or an ETag."""
 
     name: str
     size: int
@@ -28,20 +28,20 @@ class File(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Identify the file and its content in few bytes."""
+        """Return a short digest of the file and its content."""
         return sha256(f"{self.name}\0{self.size}\0{self.version}".encode()).digest()[:8]
 
 
 class Lists(Protocol):
-    """A place whose files can be listed."""
+    """Define a place whose files can be listed."""
 
     def list(self, pattern: "Pattern") -> Iterator[File]:
-        """List the files of a pattern, in no particular order."""
+        """Yield the files that match a pattern, in no particular order."""
         ...
 
 
 class Pattern:
-    """Names of files, folder by folder. Names that begin with a dot are hidden: files are written under such names."""
+    """Match file names by folder. Names that begin with a dot are hidden; writers use them for partial files."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -49,18 +49,18 @@ class Pattern:
 
     @property
     def folder(self) -> str:
-        """The folder in which every file of the pattern is; "" for all."""
+        """Return the folder that contains every file of the pattern; "" for all."""
         return "/".join(itertools.takewhile(lambda part: not _WILD & set(part), self._parts[:-1]))
 
     def matches(self, name: str) -> bool:
         return len(self._parts) in self._places(name.split("/"))
 
     def leads_into(self, folder: str) -> bool:
-        """Tell whether files below this folder may match."""
+        """Return whether files below this folder may match."""
         return any(place < len(self._parts) for place in self._places(folder.split("/")))
 
     def _places(self, names: Sequence[str]) -> set[int]:
-        """Follow all ways through the pattern at once: tried one after the other, several ** would take for ever."""
+        """Return all positions in the pattern after these names. Backtracking over several ** would be exponential."""
         places = self._with_none({0})
         for name in names:
             places = self._with_none({after for place in places for after in self._after(place, name)})
@@ -75,7 +75,7 @@ class Pattern:
             yield place + 1
 
     def _with_none(self, places: set[int]) -> set[int]:
-        """Let ** stand for no folder as well."""
+        """Add the positions that are reached when ** matches no folder."""
         found = set(places)
         for place, part in enumerate(self._parts):
             if place in found and part == "**":
@@ -84,7 +84,7 @@ class Pattern:
 
 
 def find(place: Lists, text: str) -> list[File]:
-    """List the files that a pattern names, by name."""
+    """Return the files that match a pattern, sorted by name."""
     found = list(itertools.islice(place.list(Pattern(text)), MOST_FILES + 1))
     if len(found) > MOST_FILES:
         raise SourceQueryFailed(f"{text!r} names more than {MOST_FILES:,} files: name fewer")
@@ -94,7 +94,7 @@ def find(place: Lists, text: str) -> list[File]:
 
 
 def _refuse_misread(name: str) -> None:
-    """Refuse names that DuckDB takes for something else, such as a file elsewhere on this machine."""
+    """Refuse names that DuckDB would interpret otherwise, such as as a file elsewhere on this machine."""
     if _WILD & set(name):
         raise SourceQueryFailed(f"{name!r} has one of * ? [ in its name, which reads as a pattern: rename it")
     if not name.isprintable() and name != name.encode(errors="replace").decode():
@@ -104,7 +104,7 @@ def _refuse_misread(name: str) -> None:
 
 
 def split(pattern: str) -> list[str]:
-    """Take a pattern apart. Refuse one that is no relative path, or that could lead out of the folder."""
+    """Split a pattern into its parts. Refuse one that is not a relative path or could leave the folder."""
     if "://" in pattern:
         raise SourceQueryFailed(f"{pattern!r} is an address: name files of the connection alone, such as 'sales/*.csv'")
     parts = pattern.split("/")
@@ -116,7 +116,7 @@ def split(pattern: str) -> list[str]:
 
 
 class FolderFiles:
-    """Files of a folder of the runner's machine."""
+    """List files in a folder of the runner's machine."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -124,7 +124,7 @@ class FolderFiles:
         self.root = folder.resolve()
 
     def list(self, pattern: Pattern) -> Iterator[File]:
-        """List regular files. Linked folders are not entered, and a link that leads out is refused by name."""
+        """Yield regular files. Linked folders are not entered, and a link that leaves the folder is refused by name."""
         for parent, folders, names in os.walk(self._inside(pattern.folder), onerror=_refuse_unreadable):
             folders[:] = [name for name in folders if pattern.leads_into(self._name(Path(parent, name)))]
             for path in (Path(parent, name) for name in names):
@@ -132,7 +132,7 @@ class FolderFiles:
                     yield from self._file(path)
 
     def stat(self, name: str) -> File | None:
-        """Look at a file again; None when it is gone."""
+        """Return the file as it is now; None if it was removed."""
         return next(self._file(self.root / name), None)
 
     def _name(self, path: Path) -> str:
@@ -151,7 +151,7 @@ class FolderFiles:
                 raise SourceQueryFailed(f"{name} is a link that leads out of the connection's folder: remove it")
             about = path.stat()
         except FileNotFoundError:
-            return  # removed just now, or a link to nothing
+            return  # removed just now, or a broken link
         except (OSError, RuntimeError) as exc:  # the latter: a link to itself
             raise SourceQueryFailed(f"{name} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
         if stat.S_ISREG(about.st_mode):
@@ -164,7 +164,7 @@ def _refuse_unreadable(exc: OSError) -> None:
 
 
 class BucketFiles:
-    """Objects of a bucket, below the prefix of the connection."""
+    """List objects of a bucket, below the prefix of the connection."""
 
     def __init__(self, objects: BucketObjects) -> None:
         self._objects = objects
@@ -172,7 +172,7 @@ class BucketFiles:
     def list(self, pattern: Pattern) -> Iterator[File]:
         for one in self._objects.list(f"{pattern.folder}/" if pattern.folder else ""):
             parts = one.name.split("/")
-            # They become paths of files here: none may lead elsewhere.
+            # The names become paths of local files, so none may lead elsewhere.
             if (
                 "\0" not in one.name
                 and not any(part in ("", ".", "..") for part in parts)
@@ -182,7 +182,7 @@ class BucketFiles:
 
 
 def newest(files: Sequence[File]) -> str | None:
-    """Return when the newest file was written, as a time that lag is counted from."""
+    """Return when the newest file was written, the time from which lag is counted."""
     if not files:
         return None
     latest = max(file.modified for file in files)

@@ -1,4 +1,4 @@
-"""What incremental passes have read: a few bytes for each file, which differ when the file does."""
+"""Track which files incremental passes have read, by a short digest of each that changes with the file."""
 
 import base64
 import json
@@ -11,27 +11,27 @@ from vitrina.ports.batch import Part
 from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.ports.source import Mark, Window
 
-# Key of the identity of a checkpoint.
+# Key in the identity of a checkpoint.
 FILES = "files"
 _SIZE = 8
 
 
 def mark_of(files: Iterable[File]) -> Mark:
-    """Write down which files there are, and in which state."""
+    """Return a mark that records the files and their state."""
     return base64.b64encode(b"".join(sorted({file.digest for file in files}))).decode()
 
 
 def marked(mark: Mark | None) -> frozenset[bytes]:
-    """Read it back."""
+    """Return the digests that a mark holds."""
     known = base64.b64decode(mark or "")
     return frozenset(known[start : start + _SIZE] for start in range(0, len(known), _SIZE))
 
 
 class FilesPass:
-    """A pass over the files that are new or changed. An interrupted one is resumed with what it began with.
+    """Read the files that are new or changed. An interrupted pass resumes with the files it began with.
 
-    The checkpoint shows people a time. The files that were read stand in its identity, and count only with that time:
-    a checkpoint that was reset, or set to another value, begins with all files.
+    The checkpoint shows people a timestamp. The files that were read are in its identity and count only with that
+    timestamp: a checkpoint that was reset, or set to another value, begins with all files.
     """
 
     hold: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Where DuckDB finds files: in the folder of the connection itself, or in a folder that objects are brought to."""
+"""Provide files to DuckDB: in the folder of the connection itself, or in a folder for downloaded objects."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,30 +13,30 @@ from vitrina.connectors.files.reading.process import Private
 from vitrina.connectors.files.urls import Bucket, Folder, Place
 from vitrina.errors import FatalError, TransientError
 
-# Raises when the files are no longer wanted.
+# Raises if the files are no longer needed.
 Check = Callable[[], None]
 
 
 class Staging(Protocol):
-    """Files that are made ready to be read, and let go of again."""
+    """Make files readable, and release them afterwards."""
 
     @property
     def files(self) -> Lists: ...
 
-    # Where the names of files begin.
+    # The folder that file names are relative to.
     @property
     def root(self) -> Path: ...
 
-    # How many files are looked at to learn the columns: bringing them here costs.
+    # How many files are read to learn the columns; few for a bucket, because each must be downloaded.
     @property
     def sampled(self) -> int: ...
 
     def bring(self, files: Sequence[File], check: Check) -> None:
-        """Make files readable below `root`. Raise when one is no longer what was listed, or when `check` does."""
+        """Make files readable below `root`. Raise if one is no longer what was listed, or if `check` raises."""
         ...
 
     def let_go(self, files: Sequence[File]) -> None:
-        """Be done with files that were read. Raise when one was changed meanwhile."""
+        """Release files that were read. Raise if one was changed meanwhile."""
         ...
 
 
@@ -45,7 +45,7 @@ def open_staging(place: Place, private: Private) -> Staging:
 
 
 class FolderStaging:
-    """Files are read where they are."""
+    """Read files where they are."""
 
     sampled = 3
 
@@ -66,7 +66,7 @@ class FolderStaging:
 
 
 class BucketStaging:
-    """Objects are downloaded before they are read, and removed afterwards."""
+    """Download objects before they are read, and remove them afterwards."""
 
     sampled = 1
 
@@ -85,7 +85,7 @@ class BucketStaging:
     def _download(self, file: File, check: Check) -> None:
         path = self.root / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Half of an object is not taken for all of it by a later try.
+        # Renamed only when complete, so that a later attempt does not take a part of an object for all of it.
         aside = self.root / f".{uuid4().hex}"
         try:
             self._objects.download(Listed(*file), aside, check)

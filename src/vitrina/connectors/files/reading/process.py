@@ -1,4 +1,4 @@
-"""The worker process as the runner sees it: asked, watched for time and memory, and ended from any thread."""
+"""Run the worker process of files as a source: send requests, limit time and memory, and end it from any thread."""
 
 import os
 import shutil
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,31 +17,31 @@ import pyarrow as pa
 import structlog
 
 from vitrina.errors import Disconnected, FatalError, SourceQueryFailed, TransientError, VitrinaError
-from vitrina.transforms import forking, process, wire
+from vitrina.transforms import forking, wire
+from vitrina.transforms.watched_process import EXIT_SECONDS, WatchedProcess
 from vitrina.transforms.wire import Message
 
-_LOOK_SECONDS = 0.05
-_PATIENCE_SECONDS = 5.0
 _KILL_SECONDS = 1.0
-# The interpreter and DuckDB are loaded with the first question.
+# The first answer includes loading the interpreter and DuckDB.
 _START_SECONDS = 60.0
-_LAST_WORDS = 2_000
+# How much of the end of its output is logged when the process crashes.
+_LOGGED_BYTES = 2_000
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the process may use up before it is ended."""
+    """Limit what the process may use before it is ended."""
 
     # For one answer, or for the next batch.
     timeout_seconds: float
     memory_mb: int
     threads: int
-    # Of disk, besides memory.
+    # Disk for data that does not fit into memory.
     spill_mb: int
 
 
 class Private:
-    """A folder of one source's own, for downloaded objects and for what does not fit into memory."""
+    """Create a private folder of one source, for downloaded objects and for data that does not fit into memory."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="vitrina-files-"))
@@ -55,17 +54,12 @@ class Private:
 
 
 class Reader:
-    """A process that answers one query. It is given names of files below the folder that it works in."""
+    """Run a process that answers one query. File names are relative to its working folder."""
 
     def __init__(self, query: str, folder: Path, private: Private, limits: Limits) -> None:
         self._limits = limits
         self._private = private
-        self._busy = threading.Lock()
-        self._ending = threading.Lock()
-        self._closed = threading.Event()
-        self._ended_because: VitrinaError | None = None
-        self._deadline: float | None = None
-        self._asked_before = False
+        self._has_answered = False
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
@@ -76,37 +70,44 @@ class Reader:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        threading.Thread(target=self._watch, name="files-watch", daemon=True).start()
+        self._watched = WatchedProcess(
+            self._process,
+            name="files",
+            memory_mb=limits.memory_mb,
+            timed_out=self._timed_out,
+            over_memory=self._over_memory,
+            release=self._release,
+        )
         engine = {"memory_mb": limits.memory_mb, "threads": limits.threads, "spill_mb": limits.spill_mb}
         self._send(Message({"query": query, "limits": engine | {"spill": str(private.spill)}}))
 
-    def _start(self, theirs: Sequence[int], folder: Path) -> "subprocess.Popen[bytes]":
+    def _start(self, theirs: Sequence[int], folder: Path) -> forking.Group:
         environment = forking.environment_of(())
-        if path := environment.get("PYTHONPATH"):  # it works in another folder
+        if path := environment.get("PYTHONPATH"):  # its working folder is another one
             environment["PYTHONPATH"] = os.pathsep.join(str(Path(each).absolute()) for each in path.split(os.pathsep))
         arguments = [*map(str, theirs), str(self._private.path)]
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "vitrina.connectors.files.reading.worker", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            pass_fds=theirs,
-            env=environment,
-            cwd=folder,
-            start_new_session=True,
+        return forking.Group(
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "vitrina.connectors.files.reading.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=theirs,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
         )
 
-    # --- asking ----------------------------------------------------------------------------------------------------
-
     def ask(self, op: str, **fields: Any) -> Message:
-        """Return the answer to a question. Raise what was raised there, or why the process ended."""
-        with self._busy:
+        """Return the answer to a request. Raise what the worker raised, or why the process ended."""
+        with self._watched.busy:
             self._send(Message({"op": op, **fields}))
             return self._receive()
 
     def read(self, fields: Mapping[str, Any]) -> Iterator[pa.Table]:
-        """Ask for rows, and give the batches as they come. A caller that leaves early has to end the process."""
-        with self._busy:
+        """Request rows and yield the batches as they arrive. A caller that stops early must end the process."""
+        with self._watched.busy:
             self._send(Message({"op": "read", **fields}))
             while "end" not in (answer := self._receive()).fields:
                 yield _table(answer)
@@ -118,96 +119,70 @@ class Reader:
     def _receive(self) -> Message:
         with self._in_time():
             answer = wire.receive(self._replies, max_payload=self._limits.memory_mb << 20)
-        self._asked_before = True
+        self._has_answered = True
         if "error" in answer.fields:
             wire.raise_error(answer.fields["error"])
         return answer
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
-        """Have the process ended when it takes too long, which ends the wait for its pipes. Raise why it ended."""
-        least = 0.0 if self._asked_before else _START_SECONDS
-        self._deadline = time.monotonic() + max(self._limits.timeout_seconds, least)
+        """End the process if the block takes too long, which also ends a wait for its pipes. Raise why it ended."""
+        least = 0.0 if self._has_answered else _START_SECONDS
+        self._watched.deadline = time.monotonic() + max(self._limits.timeout_seconds, least)
         try:
             yield
         except (OSError, EOFError, wire.Garbled) as exc:
-            raise self._epitaph() from exc
+            error = self._watched.error_after(self._diagnose)
+            raise error or Disconnected("the process that reads files is not there any more") from exc
         finally:
-            self._deadline = None
-
-    # --- ending ----------------------------------------------------------------------------------------------------
+            self._watched.deadline = None
 
     @property
     def is_over(self) -> bool:
-        return self._closed.is_set()
+        return self._watched.is_over
 
     def close(self) -> None:
-        """End the process, in the middle of a query if necessary. Afterwards it writes nothing more."""
-        self._end(Disconnected("the reading of files was ended with its run"))
-        with suppress(subprocess.TimeoutExpired):  # the watchdog of all runs may be the caller
+        """End the process, in the middle of a query if necessary. It writes nothing afterwards."""
+        self._watched.end(Disconnected("the reading of files was ended with its run"))
+        with suppress(subprocess.TimeoutExpired):  # the caller may be the watchdog of all runs
             self._process.wait(_KILL_SECONDS)
 
-    def _watch(self) -> None:
-        limits = self._limits
-        while not self._closed.wait(_LOOK_SECONDS):
-            deadline = self._deadline
-            if deadline is not None and time.monotonic() > deadline:
-                self._end(
-                    SourceQueryFailed(
-                        "the query gave no rows for longer than options.step_timeout_seconds"
-                        f" ({limits.timeout_seconds:g} s): read less at once, or raise the option"
-                    )
-                )
-            elif (used := process.memory_mb(self._process.pid)) > limits.memory_mb:
-                self._end(
-                    FatalError(
-                        f"the query used {used} MB, more than options.step_memory_mb ({limits.memory_mb}): read less"
-                        " at once, make batch_size smaller, or raise the option"
-                    )
-                )
+    def _timed_out(self) -> VitrinaError:
+        return SourceQueryFailed(
+            "the query gave no rows for longer than options.step_timeout_seconds"
+            f" ({self._limits.timeout_seconds:g} s): read less at once, or raise the option"
+        )
 
-    def _end(self, because: VitrinaError) -> None:
-        with self._ending:
-            if self.is_over:
-                return
-            self._ended_because = because
-            self._closed.set()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        threading.Thread(target=self._bury, name="files-end", daemon=True).start()
+    def _over_memory(self, used: int) -> VitrinaError:
+        return FatalError(
+            f"the query used {used} MB, more than options.step_memory_mb ({self._limits.memory_mb}): read less"
+            " at once, make batch_size smaller, or raise the option"
+        )
 
-    def _bury(self) -> None:
+    def _release(self) -> None:
+        for descriptor in (self._requests, self._replies, self._life):
+            with suppress(OSError):
+                os.close(descriptor)
+        self._output.close()
+
+    def _diagnose(self) -> VitrinaError:
+        """Determine why the process ended by itself."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE_SECONDS)
-        with self._busy:  # a caller that waits for an answer has been told
-            for descriptor in (self._requests, self._replies, self._life):
-                with suppress(OSError):
-                    os.close(descriptor)
-            self._output.close()
-
-    def _epitaph(self) -> VitrinaError:
-        if not self.is_over:
-            self._end(self._death())
-        return self._ended_because or Disconnected("the process that reads files is not there any more")
-
-    def _death(self) -> VitrinaError:
-        """Find out why the process ended by itself."""
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_PATIENCE_SECONDS)
-            said = self._last_words()
+            code = self._process.wait(EXIT_SECONDS)
+            output = self._end_of_output()
             if code in (-signal.SIGKILL, -signal.SIGTERM):
                 return TransientError("the process that reads files was ended from outside; perhaps memory ran out")
-            if "No module named 'duckdb'" in said:
+            if "No module named 'duckdb'" in output:
                 return FatalError("files as a source need the package duckdb: install vitrina[lake] on the runners")
-            structlog.get_logger().error("files.worker_died", code=code, said=said)
+            structlog.get_logger().error("files.worker_died", code=code, said=output)
             return SourceQueryFailed(
-                f"DuckDB crashed on this query (exit code {code}): the log of the runner has its last words"
+                f"DuckDB crashed on this query (exit code {code}): the log of the runner has the end of its output"
             )
         return SourceQueryFailed("the process that reads files closed its pipes")
 
-    def _last_words(self) -> str:
+    def _end_of_output(self) -> str:
         end = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(end - _LAST_WORDS, 0))
+        self._output.seek(max(end - _LOGGED_BYTES, 0))
         return self._output.read().decode(errors="replace")
 
 

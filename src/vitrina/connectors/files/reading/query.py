@@ -1,6 +1,6 @@
-"""Which files a query reads, and whether it may: DuckDB parses it, this module judges the tree and puts files into it.
+"""Check which files a query reads and whether it may: DuckDB parses the query, this module checks the parse tree.
 
-The tree is judged by what is known to be harmless. What is not named here is refused, also what a later DuckDB adds.
+Only what is known to be harmless is allowed. Anything else is refused, including what later DuckDB versions add.
 """
 
 import json
@@ -29,7 +29,7 @@ _PARQUET = frozenset(
     "binary_as_string can_have_nan file_row_number filename hive_partitioning hive_types hive_types_autocast"
     " union_by_name".split()
 )
-# The functions that may read files, and their parameters. None of them names a place, a key or another file.
+# The functions that may read files, with their parameters, none of which names a place, a key or another file.
 READERS: Mapping[str, frozenset[str]] = {
     "read_csv": _CSV,
     "read_csv_auto": _CSV,
@@ -49,11 +49,11 @@ _ENDINGS = {
     ".parquet": "read_parquet",
 }
 _COMPRESSED = (".gz", ".zst")
-# With one of these the author says how columns are typed; otherwise the first files do.
+# With one of these parameters the author sets the column types; otherwise the first files determine them.
 _TYPED = frozenset({"all_varchar", "auto_detect", "columns", "dtypes", "filename", "records", "types"})
 
-# What a CSV file is taken for, unless the author says otherwise with one of the parameters. DuckDB would guess these,
-# and leave out lines at the beginning until the rest fits a guess.
+# Defaults for CSV files, each with the parameters that override it. Without them DuckDB would guess, and skip lines at
+# the beginning until the rest fits a guess.
 _CSV_DEFAULTS: Mapping[str, frozenset[str]] = {
     "skip = 0": frozenset({"auto_detect", "skip"}),
     "header = true": frozenset({"auto_detect", "column_names", "columns", "header", "names"}),
@@ -61,23 +61,23 @@ _CSV_DEFAULTS: Mapping[str, frozenset[str]] = {
 }
 _DELIMITERS = frozenset({"auto_detect", "columns", "delim", "delimiter", "sep"})
 
-# Where a table may stand, by the parser's names.
+# The kinds of tables, by the parser's names.
 _TABLES = frozenset({"BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EXPRESSION_LIST", "EMPTY"})
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 _EXPRESSIONS = frozenset(
     "BETWEEN CASE CAST COLLATE COLUMN_REF COMPARISON CONJUNCTION CONSTANT DEFAULT FUNCTION LAMBDA LAMBDA_REF OPERATOR"
     " POSITIONAL_REFERENCE STAR SUBQUERY TYPE WINDOW".split()
 )
-# Besides the readers of files.
+# Allowed besides the file readers.
 _TABLE_FUNCTIONS = frozenset({"unnest", "json_each", "json_tree"})
 
-# Differ from one time to the next. A load that calls one of them is not continued in the middle of a file.
+# These change from call to call. A load whose query calls one of them cannot be resumed in the middle of a file.
 UNSTABLE = frozenset(
     "ago now today random uuid gen_random_uuid uuidv4 uuidv7 transaction_timestamp get_current_time"
     " get_current_timestamp current_date current_time current_timestamp current_localtime current_localtimestamp"
     " localtime localtimestamp".split()
 )
-# Tell of the session or the program, change it, or wait.
+# These reveal or change the state of the session or the program, or wait.
 _FORBIDDEN = frozenset(
     "current_connection_id current_database current_query current_query_id current_schema current_schemas"
     " current_setting current_transaction_id current_catalog current_role current_user session_user user currval"
@@ -91,7 +91,7 @@ _MOST_FUNCTIONS = 5_000
 
 @dataclass(frozen=True)
 class Functions:
-    """What DuckDB can call, by name."""
+    """Hold the names of the functions that DuckDB has."""
 
     scalars: frozenset[str]
     others: frozenset[str]
@@ -103,12 +103,12 @@ class Functions:
 
 @dataclass
 class FileScan:
-    """One place of the query where files are read."""
+    """Describe one place in the query where files are read."""
 
     patterns: tuple[str, ...]
     reader: str
     parameters: frozenset[str]
-    # Where it stands in the tree: the table function, made of a file's name where there was only that.
+    # The table function in the tree; created here if the query has only a file name.
     node: Node = field(repr=False)
 
     @property
@@ -125,11 +125,11 @@ class FileScan:
 
     @property
     def takes_types(self) -> bool:
-        """Whether the types of its columns are guessed from texts, and may be given instead."""
+        """Return whether the types of its columns are guessed from text and may be set instead."""
         return self.is_text and not self.parameters & _TYPED
 
     def call(self, files: Sequence[str], types: Mapping[str, str] | None = None) -> str:
-        """Write the call that reads some files; the author's parameters are not in it."""
+        """Return the call that reads some files, without the author's parameters."""
         given = [f"[{', '.join(map(quoted, files))}]"]
         if types:
             pairs = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in types.items())
@@ -141,33 +141,33 @@ class FileScan:
 
 @dataclass
 class Query:
-    """A query that was judged."""
+    """Hold a query that passed the check."""
 
     tree: Node
     readings: list[FileScan]
-    # Each row comes of one row of a file: files may be read one after the other.
+    # Each row comes from one row of a file, so files may be read one after the other.
     is_rowwise: bool
     # The same files give the same rows in the same order.
     is_stable: bool
 
     def mentions(self, column: str) -> bool:
-        """Tell whether the query reads a column, by its name or with *."""
+        """Return whether the query reads a column, by its name or with *."""
         return any(
             node.get("class") == "STAR" or column.lower() in map(str.lower, node.get("column_names") or ())
             for node in _nodes(self.tree)
         )
 
 
-def judge(parsed: str, functions: Functions) -> Query:
-    """Judge what DuckDB's parser made of a text. Raise `SourceQueryFailed` that says what is not allowed."""
+def check(parsed: str, functions: Functions) -> Query:
+    """Check the tree from DuckDB's parser. Raise `SourceQueryFailed` that says what is not allowed."""
     try:
         tree = json.loads(parsed)
-        return _judge(tree, functions)
+        return _check(tree, functions)
     except RecursionError as exc:
         raise SourceQueryFailed("the query is nested too deeply") from exc
 
 
-def _judge(tree: Node, functions: Functions) -> Query:
+def _check(tree: Node, functions: Functions) -> Query:
     if tree.get("error"):
         raise SourceQueryFailed(_parse_error(tree))
     if len(tree["statements"]) != 1:
@@ -179,8 +179,8 @@ def _judge(tree: Node, functions: Functions) -> Query:
     called: set[str] = set()
     readings = []
     for node in _nodes(statement):
-        _judge_expression(node, functions, called)
-        reading = _judge_table(node, named)
+        _check_expression(node, functions, called)
+        reading = _check_table(node, named)
         if reading:
             readings.append(reading)
     if not readings:
@@ -202,7 +202,7 @@ def _parse_error(tree: Node) -> str:
 
 
 def _nodes(found: Any) -> Iterator[Node]:
-    """Walk through everything, whatever it is called: nothing in the tree goes unjudged."""
+    """Yield every node, whatever its key, so that no part of the tree goes unchecked."""
     if isinstance(found, dict):
         yield found
         for inner in list(found.values()):
@@ -223,10 +223,7 @@ def _cte_names(node: Node) -> Iterator[str]:
         yield str(node["cte_name"])
 
 
-# --- expressions -----------------------------------------------------------------------------------------------------
-
-
-def _judge_expression(node: Node, functions: Functions, called: set[str]) -> None:
+def _check_expression(node: Node, functions: Functions, called: set[str]) -> None:
     kind = node.get("class")
     if kind is None:
         return
@@ -235,12 +232,12 @@ def _judge_expression(node: Node, functions: Functions, called: set[str]) -> Non
     if kind in ("FUNCTION", "WINDOW"):
         name = str(node.get("function_name", "")).lower()
         if name in READERS or name in _TABLE_FUNCTIONS:
-            return  # judged where it stands as a table; elsewhere DuckDB knows no such function
-        _judge_function(node, name, functions)
+            return  # checked as a table; DuckDB has no such scalar function
+        _check_function(node, name, functions)
         called.add(name)
 
 
-def _judge_function(node: Node, name: str, functions: Functions) -> None:
+def _check_function(node: Node, name: str, functions: Functions) -> None:
     path = node.get("qualified_name", {}).get("path", [name])
     if node.get("schema") or node.get("catalog") or len(path) > 1:
         raise SourceQueryFailed(f"{'.'.join(map(str, path))}: call functions without a schema")
@@ -250,15 +247,12 @@ def _judge_function(node: Node, name: str, functions: Functions) -> None:
 
 
 def _is_unstable_name(node: Node) -> bool:
-    """Tell whether it is a word such as current_date, which the parser takes for a column."""
+    """Return whether the node is a word such as current_date, which the parser takes for a column."""
     names: list[str] = node.get("column_names", []) if node.get("class") == "COLUMN_REF" else []
     return bool(names) and names[-1].lower() in UNSTABLE
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
-def _judge_table(node: Node, named: set[str]) -> FileScan | None:
+def _check_table(node: Node, named: set[str]) -> FileScan | None:
     kind = node.get("type")
     if "class" in node or not isinstance(kind, str):
         return None
@@ -281,7 +275,7 @@ def _base_table(node: Node, named: set[str]) -> FileScan | None:
     if name.lower() in named:
         return None
     reader = _reader_of(name)
-    # It becomes a call of the reader, whose files are put in before it is asked.
+    # Turn it into a call of the reader; files are put in before it is run.
     alias = node.get("alias") or ""
     node["function"] = {"function_name": reader, "alias": alias}
     node["type"] = "TABLE_FUNCTION"
@@ -339,11 +333,8 @@ def _patterns(reader: str, argument: Node) -> Iterator[str]:
         yield str(literal["text"])
 
 
-# --- one row of a file, one row of the result ----------------------------------------------------------------
-
-
 def _is_rowwise(node: Node) -> bool:
-    """Tell whether rows only pass through: nothing is grouped, joined, sorted, counted or left to chance."""
+    """Return whether rows only pass through: no grouping, joining, sorting, counting or sampling."""
     if node.get("type") != "SELECT_NODE" or node.get("modifiers") or node.get("cte_map", {}).get("map"):
         return False
     if any(node.get(part) for part in ("group_expressions", "group_sets", "having", "qualify", "sample")):
@@ -361,11 +352,8 @@ def _is_rowwise(node: Node) -> bool:
     return table.get("type") == "TABLE_FUNCTION" and "function" in table
 
 
-# --- putting files in ----------------------------------------------------------------------------------------
-
-
 def put_in(reading: FileScan, call: Node) -> None:
-    """Give a reading its files, as a call that the parser took apart; the author's parameters stay."""
+    """Put files into a reading, as a parsed call; the author's parameters stay."""
     made, node = call["statements"][0]["node"]["from_table"], reading.node
     function = node["function"]
     own = function.get("arguments", [])[1:] if "arguments" in function else []
@@ -373,12 +361,12 @@ def put_in(reading: FileScan, call: Node) -> None:
     node.clear()
     node.update(made)
     node["function"]["arguments"] += own
-    # Without an alias, columns are called by the name that the author wrote.
+    # Without an alias, columns are qualified by the name that the author wrote.
     node.update(alias=alias or _plain_alias(reading), column_name_alias=columns, sample=sample)
 
 
 def selecting(tree: Node, reading: FileScan) -> Node:
-    """Make `SELECT * FROM` of one reading, as a tree."""
+    """Return the tree of `SELECT * FROM` one reading."""
     star = {"class": "STAR", "type": "STAR", "alias": "", "relation_name": "", "exclude_list": [], "replace_list": []}
     [statement] = tree["statements"]
     node: Node = {

@@ -1,4 +1,4 @@
-"""Files as a source: which are read, in which order, and from where an interrupted run goes on."""
+"""Read files as a source: which files, in which order, and from where an interrupted run resumes."""
 
 import tempfile
 import threading
@@ -22,30 +22,30 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.source import BaseSource, Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
 
-# What `incremental_key` is called: DuckDB has a column of that name for every file.
+# The value of `incremental_key`, DuckDB's name for the column with the file name.
 CURSOR = "filename"
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a pipeline wants to read."""
+    """Describe what a pipeline wants to read."""
 
     query: str
     limits: Limits
-    # Files that are new or changed are read, each by itself.
+    # Read new and changed files, each by itself.
     by_file: bool = False
-    # Of several readings, the one that is meant by that.
+    # Of several readings, the one that is read by file.
     follow: str | None = None
     allow_none: bool = False
     is_backfill: bool = False
-    # Identifies what a checkpoint was made of.
+    # Identifies what a checkpoint was taken from.
     identity: str = ""
     connection: str = "the connection"
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """What the worker said of the query."""
+class _CheckedQuery:
+    """Hold what the worker reported about the query."""
 
     patterns: tuple[tuple[str, ...], ...]
     # Whether each reading is of CSV or JSON.
@@ -57,10 +57,10 @@ class _Judged:
 
 @dataclass(frozen=True)
 class _Step:
-    """Files that are asked for together: for each reading of the query its own."""
+    """Hold the files of one request, for each reading of the query."""
 
     files: tuple[tuple[File, ...], ...]
-    # The file that positions are counted in; None: they are not.
+    # The file that positions are counted in; None: there are no positions.
     name: str | None = None
     # Files that no later step needs.
     own: tuple[File, ...] = ()
@@ -76,7 +76,7 @@ class _Step:
 
 
 class FilesSource(BaseSource):
-    """A query over files. A position is a file, and how many rows of it came."""
+    """Run a query over files. A position is a file and the number of its rows that were read."""
 
     refills_in_passes = True
     version_types: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ class FilesSource(BaseSource):
         self._private: Private | None = None
         self._staging: Staging | None = None
         self._reader: Reader | None = None
-        self._judged: _Judged | None = None
-        # What there was when it was looked, for each reading.
+        self._query: _CheckedQuery | None = None
+        # The files found by the last listing, for each reading.
         self._listed: tuple[tuple[File, ...], ...] | None = None
         self._columns: list[Any] = []
         self._given: list[Any] = []
@@ -102,10 +102,8 @@ class FilesSource(BaseSource):
     def name(self) -> str:
         return say("plan.files_source", connection=self._asked.connection)
 
-    # --- describing --------------------------------------------------------------------------------------------------
-
     def describe(self, window: Window) -> Description:
-        """Learn the columns from the first files."""
+        """Return the columns, learned from the first files."""
         if not self._is_there:
             return Description(digest=self._digest)
         return Description(schema=self._describe(), digest=self._digest)
@@ -140,41 +138,39 @@ class FilesSource(BaseSource):
 
     @property
     def _digest(self) -> str | None:
-        """Identify the files of a load that reads all of them: it is continued only with the same."""
+        """Identify the files of a load that reads all of them: it is resumed only with the same files."""
         if self._asked.by_file:
             return None
         return sha256(mark_of(file for files in self._list() for file in files).encode()).hexdigest()[:16]
 
-    # --- which files -------------------------------------------------------------------------------------------------
-
     def mark(self, last: Mark | None) -> Marked:
-        """Look again, and return which files there are now."""
+        """List the files again and return their mark."""
         self._listed = None
         return Marked(mark_of(file for files in self._list() for file in files))
 
     def _list(self) -> tuple[tuple[File, ...], ...]:
         if self._listed is None:
-            judged, place = self._judge(), self._open().files
-            patterns = dict.fromkeys(one for patterns in judged.patterns for one in patterns)
+            query, place = self._checked_query(), self._open().files
+            patterns = dict.fromkeys(one for patterns in query.patterns for one in patterns)
             known = {pattern: listing.find(place, pattern) for pattern in patterns}
             found = [
                 {pattern: [file for file in known[pattern] if file.size or not is_text] for pattern in patterns}
-                for patterns, is_text in zip(judged.patterns, judged.are_texts, strict=True)
+                for patterns, is_text in zip(query.patterns, query.are_texts, strict=True)
             ]
             listed = tuple(_together(one.values()) for one in found)
             for pattern in (pattern for one in found for pattern, files in one.items() if not files):
-                self._require(pattern, judged, listed)
+                self._require(pattern, query, listed)
             self._listed = listed
         return self._listed
 
-    def _require(self, pattern: str, judged: _Judged, listed: tuple[tuple[File, ...], ...]) -> None:
-        """Refuse a pattern that names no file, unless there may be none, or none of what is followed."""
-        followed = self._followed(judged)
+    def _require(self, pattern: str, query: _CheckedQuery, listed: tuple[tuple[File, ...], ...]) -> None:
+        """Raise for a pattern that matches no file, unless that is allowed for all files that are followed."""
+        followed = self._followed(query)
         are_there = [files for place, files in enumerate(listed) if place in followed or not followed]
         if self._asked.allow_none and not any(are_there):
             return
         raise SourceQueryFailed(
-            f"no file of {self._asked.connection} matches {pattern!r}, or only empty ones: mend the name, or set"
+            f"no file of {self._asked.connection} matches {pattern!r}, or only empty ones: correct the name, or set"
             " options.allow_empty if there may be no files at all"
         )
 
@@ -182,28 +178,28 @@ class FilesSource(BaseSource):
     def _is_there(self) -> bool:
         return all(self._list())
 
-    def _judge(self) -> _Judged:
-        if self._judged is None:
-            said = self._ask("judge").fields
+    def _checked_query(self) -> _CheckedQuery:
+        if self._query is None:
+            said = self._ask("check").fields
             readings = said["readings"]
-            judged = _Judged(
+            query = _CheckedQuery(
                 tuple(tuple(one["patterns"]) for one in readings),
                 tuple(one["is_text"] for one in readings),
                 said["rowwise"],
                 said["stable"],
                 any(one["by_name"] for one in readings),
             )
-            self._followed(judged)
-            self._judged = judged
-        return self._judged
+            self._followed(query)
+            self._query = query
+        return self._query
 
-    def _followed(self, judged: _Judged) -> frozenset[int]:
-        """Choose the readings that are read file by file. Refuse where that cannot be known."""
+    def _followed(self, query: _CheckedQuery) -> frozenset[int]:
+        """Return the readings that are read file by file. Raise if they cannot be determined."""
         if not self._asked.by_file:
-            return frozenset({0}) if judged.is_rowwise else frozenset()
-        if judged.by_name:
+            return frozenset({0}) if query.is_rowwise else frozenset()
+        if query.by_name:
             raise SourceQueryFailed("union_by_name reads files together, which mode incremental reads one by one")
-        texts = [", ".join(patterns) for patterns in judged.patterns]
+        texts = [", ".join(patterns) for patterns in query.patterns]
         follow = self._asked.follow or (texts[0] if len(set(texts)) == 1 else None)
         if follow is None:
             raise SourceQueryFailed(
@@ -217,18 +213,18 @@ class FilesSource(BaseSource):
 
     @property
     def _reads_by_file(self) -> bool:
-        return bool(self._followed(self._judge()))
+        return bool(self._followed(self._checked_query()))
 
     def _steps(self, window: Window) -> Iterator[_Step]:
-        judged, listed = self._judge(), self._list()
-        followed = self._followed(judged)
+        query, listed = self._checked_query(), self._list()
+        followed = self._followed(query)
         if not followed:
             yield _Step(listed, own=tuple(dict.fromkeys(file for files in listed for file in files)))
             return
         since, until = marked(window.since), marked(window.until)
         others = [files for place, files in enumerate(listed) if place not in followed]
         if any(file.digest not in since for files in others for file in files):
-            since = frozenset()  # rows of every file may be others now
+            since = frozenset()  # any file's rows may have changed
         at, skip = _place(window.after)
         needed = frozenset(file.name for files in others for file in files)
         for file in listed[min(followed)]:
@@ -239,8 +235,6 @@ class FilesSource(BaseSource):
             files = tuple((file,) if place in followed else found for place, found in enumerate(listed))
             own = () if file.name in needed else (file,)
             yield _Step(files, file.name, own, skip if file.name == at else 0)
-
-    # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
         if not self._is_there:
@@ -270,15 +264,13 @@ class FilesSource(BaseSource):
         staging.let_go(step.own)
 
     def _position(self, step: _Step, count: int) -> Position | None:
-        """Say where to go on after a batch: in its file, at the beginning of it, or nowhere."""
+        """Return where to resume after a batch: within its file, at the beginning of the file, or None."""
         if step.name is None:
             return None
-        if self._judge().is_rowwise and self._judge().is_stable:
+        if self._checked_query().is_rowwise and self._checked_query().is_stable:
             return (step.name, str(count))
-        # A merge takes rows twice, a load does not.
+        # A merge may read rows twice, a load may not.
         return (step.name, "0") if self._asked.by_file else None
-
-    # --- passes ------------------------------------------------------------------------------------------------------
 
     def guarantee(self) -> str | None:
         return "exact"
@@ -287,7 +279,7 @@ class FilesSource(BaseSource):
         return []
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Tell whether the checkpoint is of another query, connection or target."""
+        """Return why the checkpoint belongs to another query, connection or target, or None."""
         is_ours = found.fingerprint in (None, self._asked.identity) or found.stage is not None
         return None if is_ours else say("plan.other_source")
 
@@ -312,8 +304,6 @@ class FilesSource(BaseSource):
     def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:
         return done
 
-    # --- the process -------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """End the process and remove what was downloaded."""
         with self._guard:
@@ -327,7 +317,7 @@ class FilesSource(BaseSource):
             self._bringing.release()
 
     def _bring(self, step: _Step) -> None:
-        """Bring files. Remove them again if the source was closed meanwhile: it does not wait for a download."""
+        """Provide files. Remove them if the source was closed meanwhile: `close` does not wait for a download."""
         staging, private = self._open(), self._folder()
         try:
             with self._bringing, _disk_errors():
@@ -366,7 +356,7 @@ class FilesSource(BaseSource):
         return self._process().ask(op, **fields)
 
     def _end(self, reader: Reader) -> None:
-        """End a process in the middle of an answer; the next question gets another one."""
+        """End a process in the middle of an answer; the next request starts another one."""
         reader.close()
         with self._guard:
             if self._reader is reader:

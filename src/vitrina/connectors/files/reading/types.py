@@ -1,4 +1,4 @@
-"""Columns of a query's result: how each leaves DuckDB, and which types may stand for each other."""
+"""Convert the columns of a query's result: how each leaves DuckDB, and which types are compatible."""
 
 import json
 import re
@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 from vitrina.errors import SourceQueryFailed
 from vitrina.transforms import arrow_types
 
-# Leave DuckDB as they are. Values beyond microseconds are refused where they are written.
+# Types that leave DuckDB unchanged. Values finer than microseconds are refused when they are written.
 _PLAIN = frozenset(
     "boolean tinyint smallint integer bigint utinyint usmallint uinteger float double decimal varchar blob uuid date"
     " time time_ns timestamp timestamp_ns".split()
 ) | {"timestamp with time zone"}
 _CAST = {
     "ubigint": "DECIMAL(20,0)",
-    # What sum() makes of whole numbers. One of 39 digits is refused by the cast.
+    # The result of sum() over whole numbers. The cast refuses values of 39 digits.
     "hugeint": "DECIMAL(38,0)",
     "uhugeint": "DECIMAL(38,0)",
     "bignum": "DECIMAL(38,0)",
@@ -38,21 +38,21 @@ _WIDER: Mapping[str, frozenset[str]] = {
     "UINTEGER": frozenset({"BIGINT"}),
     "FLOAT": frozenset({"DOUBLE"}),
 }
-# They may stand in a text as well.
+# The words may also occur inside a string.
 _NO_NUMBER = r"[:,\[]\s*(NaN|-?Infinity)"
 _DAY = {"us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 _DECIMAL = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 
 
 class Result(NamedTuple):
-    """A column as DuckDB describes it."""
+    """Describe a column as DuckDB reports it."""
 
     name: str
     type: str
 
 
 def described(relation: Any) -> list[Result]:
-    """List the columns of a result. Refuse names that come twice."""
+    """Return the columns of a result. Refuse duplicate names."""
     found = [Result(name, str(kind)) for name, kind in zip(relation.columns, relation.types, strict=True)]
     seen: set[str] = set()
     for column in found:
@@ -63,7 +63,7 @@ def described(relation: Any) -> list[Result]:
 
 
 def carried(relation: Any) -> tuple[list[str], dict[str, str]]:
-    """Write the expression with which each column leaves DuckDB; and name those that are JSON."""
+    """Return the expression with which each column leaves DuckDB, and the columns that are JSON."""
     expressions, documents = [], {}
     for place, (column, kind) in enumerate(zip(described(relation), relation.types, strict=True)):
         expression, is_document = _carried(f"c{place}", column, kind)
@@ -89,7 +89,7 @@ def _carried(value: str, column: Result, kind: Any) -> tuple[str, bool]:
 
 
 def _nested(value: str, kind: Any) -> tuple[str, bool]:
-    """Carry lists of plain values as such; everything else with parts becomes JSON."""
+    """Keep lists of plain values; convert all other nested values to JSON."""
     if kind.id in ("list", "array"):
         element = dict(kind.children)["child"]
         if element.id in _PLAIN and str(element) != "JSON":
@@ -100,7 +100,7 @@ def _nested(value: str, kind: Any) -> tuple[str, bool]:
 
 
 def tagged(schema: pa.Schema, documents: Mapping[str, str]) -> pa.Schema:
-    """Mark columns that are JSON, as those of a query on Postgres are."""
+    """Mark columns that are JSON, like those of a query on PostgreSQL."""
     return pa.schema(
         [arrow_types.tagged(one.name, documents[one.name]) if one.name in documents else _plain(one) for one in schema]
     )
@@ -113,12 +113,12 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _known(kind: pa.DataType) -> pa.DataType:
-    """Read booleans as such: DuckDB gives them as bytes."""
+    """Return booleans as such, because DuckDB returns them as bytes."""
     return pa.bool_() if isinstance(kind, pa.Bool8Type) else kind
 
 
 def fitted(found: Sequence[Result], expected: Sequence[Result], where: str) -> list[str]:
-    """Write what brings columns into the types of the first files, in their order. Refuse what differs, by name."""
+    """Return expressions that convert columns to the types and order of the first files. Refuse differences by name."""
     here = {column.name: column.type for column in found}
     wanted = {column.name: column.type for column in expected}
     lacking, more = wanted.keys() - here.keys(), here.keys() - wanted.keys()
@@ -139,7 +139,7 @@ def _fitted(expected: Result, kind: str, where: str) -> str:
         return f"CAST({name} AS {expected.type}) AS {name}"
     raise SourceQueryFailed(
         f"{where} has {expected.name!r} as {kind}, the files before it as {expected.type}: say in the query what it"
-        f" shall be, such as CAST({name} AS {expected.type}) AS {name}"
+        f" should be, such as CAST({name} AS {expected.type}) AS {name}"
     )
 
 
@@ -152,7 +152,7 @@ def _is_wider(kind: str, wanted: str) -> bool:
 
 
 def refuse_infinite(batch: pa.RecordBatch) -> None:
-    """Refuse `infinity` in dates and times, and the end of a day as a time: Arrow has no such values."""
+    """Refuse `infinity` in dates and times, and 24:00:00 as a time, which Arrow cannot hold."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         values = pc.list_flatten(column) if pa.types.is_list(field.type) else column
         name = identifier(field.name)
@@ -180,7 +180,7 @@ def _is_infinite(values: pa.Array) -> bool:
 
 
 def refuse_no_json(batch: pa.RecordBatch, documents: Iterable[str]) -> None:
-    """Refuse NaN and infinity inside of documents: JSON has no such numbers, and DuckDB writes them all the same."""
+    """Refuse NaN and infinity inside documents: JSON has no such numbers, but DuckDB writes them."""
     for name in documents:
         column = batch.column(name)
         for text in column.filter(pc.match_substring_regex(column, _NO_NUMBER)).to_pylist():

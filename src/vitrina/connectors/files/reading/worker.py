@@ -1,4 +1,4 @@
-"""The process in which DuckDB runs: no secret in its environment, ended with its runner, watched from outside."""
+"""Run DuckDB in a separate process without secrets in its environment, which ends with its runner."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ _REMOVALS = 20
 
 
 def main(requests: int, replies: int, life: int, folder: str) -> None:
-    """Answer questions until the runner is gone."""
+    """Answer requests until the runner has ended."""
     ending = threading.Thread(target=_end_with_runner, args=[life, folder], daemon=True)
     ending.start()
     _be_ended_first()
@@ -39,7 +39,7 @@ def _serve(requests: int, replies: int) -> None:
 
 
 def _end_with_runner(life: int, folder: str) -> None:
-    """Wait until the runner is gone, also a killed one, then remove what it left on disk."""
+    """Wait until the runner has ended or was killed, then remove what it left on disk."""
     with suppress(OSError):
         os.read(life, 1)
     for _ in range(_REMOVALS):
@@ -50,27 +50,27 @@ def _end_with_runner(life: int, folder: str) -> None:
 
 
 def _be_ended_first() -> None:
-    """Let the kernel end this process before others when memory is short."""
+    """Make the kernel kill this process before others when memory is short."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
         file.write("1000")
 
 
 def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
-    """Answer one question, with as many messages as it takes."""
+    """Yield the messages that answer one request."""
     try:
         yield from _ANSWERS[asked["op"]](engine, asked)
     except RecursionError:
         yield Message({"error": {"class": "SourceQueryFailed", "message": "the query is nested too deeply"}})
-    except Exception as exc:  # noqa: BLE001 - the loop of a process: what is raised is told to the runner
+    except Exception as exc:  # noqa: BLE001 - the main loop of a process; errors are sent to the runner
         yield Message({"error": wire.packed_error(exc)})
 
 
-def _judge(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
-    judged = engine.query
+def _check(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    checked = engine.query
     readings = [
-        {"patterns": list(one.patterns), "by_name": one.by_name, "is_text": one.is_text} for one in judged.readings
+        {"patterns": list(one.patterns), "by_name": one.by_name, "is_text": one.is_text} for one in checked.readings
     ]
-    yield Message({"readings": readings, "rowwise": judged.is_rowwise, "stable": judged.is_stable})
+    yield Message({"readings": readings, "rowwise": checked.is_rowwise, "stable": checked.is_stable})
 
 
 def _describe(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
@@ -86,7 +86,7 @@ def _read(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
     yield Message({"end": True})
 
 
-_ANSWERS = {"judge": _judge, "describe": _describe, "read": _read}
+_ANSWERS = {"check": _check, "describe": _describe, "read": _read}
 
 
 if __name__ == "__main__":

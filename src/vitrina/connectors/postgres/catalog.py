@@ -1,4 +1,4 @@
-"""What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
+"""Read tables from PostgreSQL's catalog and check whether a query's result fits into them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from vitrina.targets import PostgresTarget
 
 @dataclass(frozen=True)
 class TableColumn(Column):
-    """A column of a table. `base_type` differs from `type` for a domain: queries give its base type."""
+    """Describe a column of a table. For a domain, `base_type` is its base type, which queries return."""
 
     base_type: str = ""
     not_null: bool = False
@@ -30,25 +30,25 @@ class TableColumn(Column):
 
 @dataclass(frozen=True)
 class Table:
-    """A target table as it stands."""
+    """Describe a target table as the catalog shows it."""
 
     schema: str
     name: str
     oid: int
     kind: str
     owned: bool
-    has_policies: bool  # that apply to us
-    # A plain table that takes every row that it is given: no trigger or rule leaves one out.
+    has_policies: bool  # which apply to our role
+    # A plain table that stores every row it is given: no trigger or rule skips one.
     takes_every_row: bool
-    # How many unique indexes and exclusion constraints it has.
+    # The number of unique indexes and exclusion constraints.
     ways_to_differ: int
     columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
-    # Columns of these keys whose values may be equal and yet differ: 1.0 and 1.00, 0 and -0.
+    # Columns of these keys in which equal values may differ: 1.0 and 1.00, 0 and -0.
     loosely_equal: frozenset[str]
     cascading: tuple[str, ...]
-    # What its rows are kept in, partitions included: others when it was truncated or rewritten.
+    # The files that hold its rows, including those of partitions. They change when the table is truncated or rewritten.
     files: str = ""
 
     @property
@@ -57,7 +57,7 @@ class Table:
 
     @property
     def has_one_key(self) -> bool:
-        """Whether its rows must differ in one way only, by the key: they may be written in any order."""
+        """Return whether the key is the only unique constraint; if so, rows may be written in any order."""
         return self.takes_every_row and self.ways_to_differ == 1
 
     def column(self, name: str) -> TableColumn | None:
@@ -68,7 +68,7 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 
 def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
-    """Find the table, or return None when there is none of that name."""
+    """Return the table, or None if no table has that name."""
     head = _FIND_TABLE.fetch_one(connection, [target.schema, target.table])
     if head is None:
         return None
@@ -107,12 +107,12 @@ _FIND_TABLE = Statement(
 )
 
 
-# Bits of pg_trigger.tgtype, and what pg_rewrite.ev_type calls the same.
+# The bit of pg_trigger.tgtype and the value of pg_rewrite.ev_type of each event.
 _EVENTS = {"INSERT": (4, "3"), "DELETE": (8, "4"), "UPDATE": (16, "2")}
 
 
 def skippers(connection: Connection, table: Table, event: str) -> list[str]:
-    """List the triggers and rules of a table, or of its partitions, that may leave rows out."""
+    """List the triggers and rules of a table or of its partitions that may skip rows."""
     trigger_bit, rule_type = _EVENTS[event]
     rows = connection.execute(
         """
@@ -135,7 +135,7 @@ def skippers(connection: Connection, table: Table, event: str) -> list[str]:
 
 
 def files_of(connection: Connection, target: PostgresTarget) -> str:
-    """Name the files that keep the rows of a table; empty when the table does not exist."""
+    """Return the names of the files that hold the rows of a table; empty if the table does not exist."""
     row = _FILES.fetch_one(connection, [target.schema, target.table])
     return str(row["files"]) if row else ""
 
@@ -198,7 +198,7 @@ def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dic
 
 
 def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
-    """List unique keys on plain columns, without a predicate; a row can be found by each of them."""
+    """List the unique keys on plain columns and without a predicate; each of them identifies a row."""
     return _UNIQUE_KEYS.fetch_all(connection, [oid])
 
 
@@ -241,7 +241,7 @@ _LOOSELY_EQUAL = Statement(
 
 
 def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
-    """List foreign keys of other tables that would delete or blank their rows when the mart's rows are deleted."""
+    """List foreign keys of other tables that delete or clear their rows when the mart's rows are deleted."""
     rows = _CASCADING.fetch_all(connection, [oid])
     return tuple(row["name"] for row in rows)
 
@@ -270,9 +270,9 @@ def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[
 
 
 def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
-    """List tables and views of these schemas that the session's role may select from, with the columns it may see.
+    """List tables and views of these schemas that the session's role may select from, with the columns it may read.
 
-    Partitions are left out: queries name the table that they are part of.
+    Partitions are omitted: queries name the partitioned table.
     """
     with database.translated("listing tables"):
         return connection.execute(
@@ -295,7 +295,7 @@ def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int)
 
 
 def refuse_unusable(table: Table) -> None:
-    """Refuse a relation that carries the right name but cannot be merged into."""
+    """Refuse a relation that has the right name but cannot be merged into."""
     if table.kind in _KINDS:
         raise TargetMismatch(
             say("run.target_is_no_table", schema=table.schema, table=table.name, kind=_KINDS[table.kind])
@@ -305,7 +305,7 @@ def refuse_unusable(table: Table) -> None:
 
 
 def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequence[Column]) -> tuple[str, ...]:
-    """Choose the key that rows are matched by: the pipeline's `target_key`, else the table's primary key."""
+    """Choose the key by which rows are matched: the pipeline's `target_key`, or else the table's primary key."""
     names = [column.name for column in result]
     if wanted:
         missing = [name for name in wanted if name not in names]
@@ -366,7 +366,7 @@ def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignor
 
 
 def lacking(table: Table, wanted: Sequence[Column]) -> list[Column]:
-    """Give the columns that a table lacks and that the run itself writes; refuse those of another type."""
+    """Return the columns that a table lacks and that the run itself writes; refuse existing ones of another type."""
     for column in wanted:
         found = table.column(column.name)
         if found is not None and (found.type != column.type or found.not_null):
@@ -402,7 +402,7 @@ def create_table(
 
 
 def with_columns(table: Table | None, target: PostgresTarget, key: tuple[str, ...], columns: Sequence[Column]) -> Table:
-    """Describe the table as it will be with these columns, or as it will be created; nothing is changed."""
+    """Describe the table as it will be after adding these columns or after creation, without changing anything."""
     new = tuple(
         TableColumn(one.name, storable(one), base_type=storable(one), not_null=one.name in key) for one in columns
     )
@@ -426,7 +426,7 @@ def with_columns(table: Table | None, target: PostgresTarget, key: tuple[str, ..
 
 
 def rows_with_columns(table: Table | None, columns: Sequence[Column], condition: sql.Composable) -> sql.Composed:
-    """Build a FROM item with the rows that a table has, and NULL in columns that it lacks; of no table, no rows."""
+    """Build a FROM item with the rows of a table and NULL for columns that it lacks; without a table, no rows."""
     lacking = [sql.SQL("NULL::{} AS {}").format(sql.SQL(storable(one)), sql.Identifier(one.name)) for one in columns]
     if table is None:
         given = [sql.SQL("NULL::tid AS ctid"), sql.SQL("NULL::oid AS tableoid")]

@@ -1,4 +1,4 @@
-"""What `options.table` asks of a mart: partitions, indexes, comments and grants of a new table, and what one lacks."""
+"""Apply `options.table`: partitions, indexes, comments and grants of a new mart, and warnings about an existing one."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,12 +13,12 @@ from vitrina.sentences import say
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# Of the name of a partition: Postgres cuts longer names, and two might become one.
+# The longest name of a partition: PostgreSQL truncates longer names, and two might become the same.
 _LONGEST_NAME = 63
 
 
 def partitioning(options: TableOptions | None) -> Composable:
-    """What follows the columns in CREATE TABLE."""
+    """Build what follows the columns in CREATE TABLE."""
     if options is None or options.partition_by is None:
         return SQL("")
     cut = options.partition_by
@@ -28,7 +28,7 @@ def partitioning(options: TableOptions | None) -> Composable:
 def refuse_key(
     target: PostgresTarget, options: TableOptions | None, key: Sequence[str], result: Sequence[Column]
 ) -> None:
-    """Refuse to cut a table by a column that may differ between two rows of one key, or that has no spans of time."""
+    """Refuse to partition by a column that may differ between two rows of one key, or that has no time spans."""
     cut = options.partition_by if options else None
     if cut is None:
         return
@@ -40,7 +40,7 @@ def refuse_key(
 
 
 def create_partitions(connection: Connection, target: PostgresTarget, options: TableOptions) -> None:
-    """Make the partitions by hash; those by spans of time are made as rows come."""
+    """Create the partitions by hash; those by time span are created as rows arrive."""
     if options.partition_by is None or options.partition_by.hash is None:
         return
     count = options.partition_by.partitions
@@ -59,7 +59,7 @@ def create_partitions(connection: Connection, target: PostgresTarget, options: T
 
 
 def missing(connection: Connection, table: Table, options: TableOptions) -> list[Composed]:
-    """Give the statements that would make the table what the options ask for; nothing that it has more is named."""
+    """Build the statements that add what the options request and the table lacks; extra objects are ignored."""
     return [
         *_missing_indexes(connection, table, options.indexes),
         *_missing_comments(connection, table, options),
@@ -68,7 +68,7 @@ def missing(connection: Connection, table: Table, options: TableOptions) -> list
 
 
 def drift(connection: Connection, table: Table, options: TableOptions) -> Iterator[str]:
-    """Say what a table that is there lacks: it is shown, and left to people."""
+    """Yield warnings about what an existing table lacks; changing it is left to its owner."""
     target = PostgresTarget(table.schema, table.name)
     cut = options.partition_by
     if cut and not ranges.is_cut_so(connection, table, cut):

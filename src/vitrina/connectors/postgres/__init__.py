@@ -1,4 +1,4 @@
-"""PostgreSQL as source and as target: the connector's description; drivers are imported where they are used."""
+"""Describe PostgreSQL as source and target. Drivers are imported where they are used."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 
-# One session asks and another streams where a run reads; one merges and another fills stages where it writes.
+# A source has one session for statements and one that streams; a target has one that merges and one that fills stages.
 SESSIONS_OF_A_SIDE = 2
 
 
@@ -46,7 +46,7 @@ def _feeds() -> "Feeds":
 
 
 def _dataset(url: str | None, table: str) -> tuple[str, str]:
-    """Name the table as OpenLineage names tables of Postgres, without anything of the login."""
+    """Name the table as OpenLineage names PostgreSQL tables, without any part of the login."""
     from psycopg import conninfo
 
     parts = conninfo.conninfo_to_dict(url or "")

@@ -1,4 +1,4 @@
-"""What the source's catalog tells about an incremental cursor: reasons to expect slow passes or rows left out."""
+"""Warn about an incremental cursor for which the source's catalog suggests slow passes or missed rows."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from vitrina.sentences import say
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
 
-# Below this a table is read as fast as its index.
+# A smaller table is scanned as fast as its index.
 WORTH_AN_INDEX_BYTES = 1 << 20
-# Words of a query that may put NULL into a column that has none.
+# Keywords of a query that may produce NULL in a column that contains none.
 _MAKES_NULLS = re.compile(r"\b(left|right|full|union|intersect|except|sets|rollup|cube)\b", re.IGNORECASE)
 _CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimestamp|current_date"
 
@@ -23,14 +23,14 @@ _CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimesta
 def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None, options: Options) -> list[str]:
     """Warn about a cursor that is a plain column of a table.
 
-    Nothing is known about computed columns and those of views.
+    The catalog says nothing about computed columns and columns of views.
     """
     found = _find_column(source, origin) if origin else None
     return list(_warnings(cursor, found, options)) if found else []
 
 
 def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[str, Any] | None:
-    """Count the rows of the cursor's table that were ever inserted or updated, with the time of the count."""
+    """Return how many rows of the cursor's table were ever inserted or updated, and the time of the count."""
     found = _find_column(source, origin) if origin else None
     return {"rows": int(found["inserts"] + found["updates"]), "at": found["now"]} if found else None
 
@@ -38,17 +38,17 @@ def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[st
 def clock_warnings(
     source: Connection, cursor: Cursor, origin: tuple[int, int] | None, before: dict[str, Any] | None
 ) -> list[str]:
-    """Warn when something other than the database's clock seems to write a column that is declared as its stamp.
+    """Warn if something other than the database's clock seems to set a column that is declared to be stamped by it.
 
-    `before`: how many changes there were at the end of the last pass.
+    `before`: the number of changes at the end of the last pass.
     """
     found = _find_column(source, origin) if origin else None
     if found is None or not (found["indexed"] or found["bytes"] < WORTH_AN_INDEX_BYTES):
-        return []  # to look for the newest value would take too long
+        return []  # finding the newest value would take too long
     try:
         newest = _newest(source, cursor, found, before)
     except psycopg.errors.InsufficientPrivilege:
-        return []  # a view may read what its reader may not
+        return []  # a view may read tables that its reader may not
     if newest is None:
         return []
     said = say("warning.clock_newest", column=cursor.key, table=found["table"], newest=newest["value"])
@@ -64,7 +64,7 @@ def clock_warnings(
 def _newest(
     source: Connection, cursor: Cursor, found: dict[str, Any], before: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Find the table's newest value and whether it disagrees with the clock. The server's counters lag a little."""
+    """Find the table's newest value and whether it disagrees with the clock. The server's counters lag slightly."""
     column = Identifier(found["column"])
     return source.execute(
         SQL(
@@ -82,7 +82,7 @@ def _newest(
 
 
 def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
-    """Tell whether a result column that is a table's own has a value in each row, as far as the catalog shows."""
+    """Return whether a result column taken directly from a table is never NULL, as far as the catalog shows."""
     if _MAKES_NULLS.search(query):
         return False
     found = _find_column(source, origin)

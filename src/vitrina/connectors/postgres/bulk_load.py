@@ -1,4 +1,4 @@
-"""Loading a table that a run has made: indexes come off before the rows and on after them, in one transaction."""
+"""Load a table that the run created: drop its indexes, load the rows and rebuild the indexes in one transaction."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from psycopg.sql import SQL, Composed, Identifier
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.store.database import Connection
 
-# Below this, taking indexes off and on costs more than it saves.
+# With fewer rows, dropping and rebuilding indexes costs more than it saves.
 WORTHWHILE_ROWS = 20_000
 
 
@@ -22,9 +22,9 @@ class DetachedIndexes:
     restores: tuple[Composed, ...]
 
     def detach(self, connection: Connection) -> bool:
-        """Drop the indexes. Return False and do nothing when another session uses the table.
+        """Drop the indexes. Return False and do nothing if another session uses the table.
 
-        A session that waits for the lock would make all later ones wait too.
+        Waiting for the lock would make all later sessions wait too.
         """
         if not self.drops:
             return False
@@ -39,14 +39,14 @@ class DetachedIndexes:
 
     def restore(self, connection: Connection) -> None:
         if self.restores:
-            # A table that a deferred check still has to look at cannot be altered.
+            # A table with pending deferred checks cannot be altered.
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         for statement in self.restores:
             connection.execute(statement)
 
 
 def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
-    """Plan to drop only indexes that nothing else depends on and that a definition describes in full."""
+    """Plan to drop only indexes that nothing else depends on and that their definition describes in full."""
     if not table.owned or table.kind != "r":
         return DetachedIndexes(table, (), ())
     rows = connection.execute(

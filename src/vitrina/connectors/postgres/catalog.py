@@ -1,4 +1,4 @@
-"""What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
+"""Read tables from PostgreSQL's catalog and check whether a query's result fits into them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from vitrina.targets import PostgresTarget
 
 @dataclass(frozen=True)
 class TableColumn(Column):
-    """A column of a table. `base_type` differs from `type` for a domain: queries give its base type."""
+    """Describe a column of a table. For a domain, `base_type` is its base type, which queries return."""
 
     base_type: str = ""
     not_null: bool = False
@@ -32,25 +32,25 @@ class TableColumn(Column):
 
 @dataclass(frozen=True)
 class Table:
-    """A target table as it stands."""
+    """Describe a target table as the catalog shows it."""
 
     schema: str
     name: str
     oid: int
     kind: str
     owned: bool
-    has_policies: bool  # that apply to us
-    # A plain table that takes every row that it is given: no trigger or rule leaves one out.
+    has_policies: bool  # which apply to our role
+    # A plain table that stores every row it is given: no trigger or rule skips one.
     takes_every_row: bool
-    # How many unique indexes and exclusion constraints it has.
+    # The number of unique indexes and exclusion constraints.
     ways_to_differ: int
     columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
-    # Columns of these keys whose values may be equal and yet differ: 1.0 and 1.00, 0 and -0.
+    # Columns of these keys in which equal values may differ: 1.0 and 1.00, 0 and -0.
     loosely_equal: frozenset[str]
     cascading: tuple[str, ...]
-    # What its rows are kept in, partitions included: others when it was truncated or rewritten.
+    # The files that hold its rows, including those of partitions. They change when the table is truncated or rewritten.
     files: str = ""
 
     @property
@@ -59,7 +59,7 @@ class Table:
 
     @property
     def has_one_key(self) -> bool:
-        """Whether its rows must differ in one way only, by the key: they may be written in any order."""
+        """Return whether the key is the only unique constraint; if so, rows may be written in any order."""
         return self.takes_every_row and self.ways_to_differ == 1
 
     def column(self, name: str) -> TableColumn | None:
@@ -77,7 +77,7 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 
 def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
-    """Find the table, or return None when there is none of that name."""
+    """Return the table, or None if no table has that name."""
     found = _FIND_TABLE.fetch_one(connection, [target.schema, target.table])
     if found is None:
         return None
@@ -104,7 +104,7 @@ _NAMED = b"""
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s::text AND c.relname = %s::text
 """
-# One statement for everything: each one more costs a run of few rows as much as its rows do.
+# One statement reads everything: each additional one costs a run of few rows as much as its rows.
 _FIND_TABLE = Statement(
     b"""
     SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
@@ -164,12 +164,12 @@ _FIND_TABLE = Statement(
 )
 
 
-# Bits of pg_trigger.tgtype, and what pg_rewrite.ev_type calls the same.
+# The bit of pg_trigger.tgtype and the value of pg_rewrite.ev_type of each event.
 _EVENTS = {"INSERT": (4, "3"), "DELETE": (8, "4"), "UPDATE": (16, "2")}
 
 
 def skippers(connection: Connection, table: Table, event: str) -> list[str]:
-    """List the triggers and rules of a table, or of its partitions, that may leave rows out."""
+    """List the triggers and rules of a table or of its partitions that may skip rows."""
     trigger_bit, rule_type = _EVENTS[event]
     rows = connection.execute(
         """
@@ -192,7 +192,7 @@ def skippers(connection: Connection, table: Table, event: str) -> list[str]:
 
 
 def files_of(connection: Connection, target: PostgresTarget) -> str:
-    """Name the files that keep the rows of a table; empty when the table does not exist."""
+    """Return the names of the files that hold the rows of a table; empty if the table does not exist."""
     row = _FIND_FILES.fetch_one(connection, [target.schema, target.table])
     return str(row["files"]) if row else ""
 
@@ -201,10 +201,10 @@ _FIND_FILES = Statement(b"SELECT " + _FILES + _NAMED)
 
 
 def equalities(connection: Connection, kinds: Iterable[str]) -> dict[str, str]:
-    """Find the types that bring a `=` of their own from outside pg_catalog, with that operator.
+    """Find the equality operators of types that do not belong to pg_catalog.
 
-    Sessions have an empty search_path: a bare `=` of such a type would be that of text, or none at all. Types of
-    pg_catalog are written without a schema, and need no question.
+    Sessions have an empty search_path, so a bare `=` would resolve to the operator of text, or to none. Types of
+    pg_catalog are written without a schema and need no lookup.
     """
     foreign = sorted({kind for kind in kinds if "." in kind})
     if not foreign:
@@ -261,9 +261,9 @@ def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[
 
 
 def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
-    """List tables and views of these schemas that the session's role may select from, with the columns it may see.
+    """List tables and views of these schemas that the session's role may select from, with the columns it may read.
 
-    Partitions are left out: queries name the table that they are part of.
+    Partitions are omitted: queries name the partitioned table.
     """
     with database.translated("listing tables"):
         return connection.execute(
@@ -286,7 +286,7 @@ def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int)
 
 
 def refuse_unusable(table: Table) -> None:
-    """Refuse a relation that carries the right name but cannot be merged into."""
+    """Refuse a relation that has the right name but cannot be merged into."""
     if table.kind in _KINDS:
         raise TargetMismatch(
             say("run.target_is_no_table", schema=table.schema, table=table.name, kind=_KINDS[table.kind])
@@ -296,7 +296,7 @@ def refuse_unusable(table: Table) -> None:
 
 
 def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequence[Column]) -> tuple[str, ...]:
-    """Choose the key that rows are matched by: the pipeline's `target_key`, else the table's primary key."""
+    """Choose the key by which rows are matched: the pipeline's `target_key`, or else the table's primary key."""
     names = [column.name for column in result]
     if wanted:
         missing = [name for name in wanted if name not in names]
@@ -357,7 +357,7 @@ def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignor
 
 
 def lacking(table: Table, wanted: Sequence[Column]) -> list[Column]:
-    """Give the columns that a table lacks and that the run itself writes; refuse those of another type."""
+    """Return the columns that a table lacks and that the run itself writes; refuse existing ones of another type."""
     for column in wanted:
         found = table.column(column.name)
         if found is not None and (found.type != column.type or found.not_null):
@@ -399,7 +399,7 @@ def with_columns(
     key: tuple[str, ...],
     columns: Sequence[Column],
 ) -> Table:
-    """Describe the table as it will be with these columns, or as it will be created; nothing is changed."""
+    """Describe the table as it will be after adding these columns or after creation, without changing anything."""
     own = equalities(connection, [one.type for one in columns])
     new = tuple(
         TableColumn(
@@ -431,7 +431,7 @@ def with_columns(
 
 
 def rows_with_columns(table: Table | None, columns: Sequence[Column], condition: sql.Composable) -> sql.Composed:
-    """Build a FROM item with the rows that a table has, and NULL in columns that it lacks; of no table, no rows."""
+    """Build a FROM item with the rows of a table and NULL for columns that it lacks; without a table, no rows."""
     lacking = [sql.SQL("NULL::{} AS {}").format(sql.SQL(storable(one)), sql.Identifier(one.name)) for one in columns]
     if table is None:
         given = [sql.SQL("NULL::tid AS ctid"), sql.SQL("NULL::oid AS tableoid")]

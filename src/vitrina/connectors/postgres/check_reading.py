@@ -1,4 +1,4 @@
-"""One reading of rows for many checks: a statement that counts the rows which break each of them, and measures all."""
+"""Evaluate many checks in one scan: one statement counts the rows that violate each check and measures all rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,17 +24,17 @@ from vitrina.ports.checks import Checks, Found, of_age
 from vitrina.store.database import Connection
 from vitrina.table_names import quoted_column, quoted_table
 
-# No check can have this name.
+# A name that no check can have.
 _TOGETHER = "(all checks of rows)"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that are judged: a FROM item, without those of `left_out`."""
+    """Represent the rows to check: a FROM item without the rows of `left_out`."""
 
     item: Composable
     names: tuple[str, ...]
-    # The column that says of a row that the source deleted it: such a row is not judged.
+    # The column that marks a row as deleted in the source; such rows are not checked.
     gone: str | None = None
     has_place: bool = True
     left_out: tuple[str, ...] = ()
@@ -60,21 +60,24 @@ class Rows:
 
 @dataclass(frozen=True)
 class CheckCounts:
-    """What one reading told: how many rows break checks, and what was measured, by the names of checks."""
+    """Hold the result of one scan by name of check: the number of violating rows, and measurements."""
 
     broken: Mapping[str, int] = field(default_factory=dict)
     measured: dict[str, Found] = field(default_factory=dict)
-    # How many rows there are, where they were counted.
+    # The number of rows, if they were counted.
     rows: int | None = None
 
     def holds(self, check: RowCheck) -> bool:
-        """Tell whether no row breaks it; one that was not asked there has to be asked by itself."""
+        """Return whether no row violates the check.
+
+        A check that was not part of this scan must be evaluated separately.
+        """
         return self.broken.get(check.called) == 0
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked in one reading: counts of rows that break some checks, and measures."""
+    """Describe one scan: checks whose violating rows are counted, and measurements."""
 
     counted: Sequence[RowCheck]
     measured: Sequence[SetCheck]
@@ -84,18 +87,18 @@ class Question:
 
     @property
     def is_of_author(self) -> bool:
-        """Whether a part of it is SQL of the author, or names a table."""
+        """Return whether it contains SQL of the author or names a table."""
         return any(isinstance(check, Asked) for check in self.counted)
 
     def parts(self) -> "list[Question]":
-        """Give a question for each check, where all of them together cannot be answered."""
+        """Split it into one question for each check, for when all of them together cannot be answered."""
         return [*(Question([check], []) for check in self.counted), *(Question([], [one]) for one in self.measured)]
 
     def query(self) -> Select:
-        """Give the query over the rows, which is judged as a whole.
+        """Build the query over the rows, which the guard checks as a whole.
 
-        Expressions stand in FILTER, which takes what WHERE takes, and outside of the joins: no name in them can mean
-        a column of another table.
+        Expressions are placed in FILTER, which accepts what WHERE accepts, and outside of the joins. No name in them
+        can therefore refer to a column of another table.
         """
         related = [self._joined(check) for check in self.counted if isinstance(check, Relationship)]
         flags, joins = "".join(flag for flag, _ in related), "".join(join for _, join in related)
@@ -105,7 +108,7 @@ class Question:
         return Select.model_construct(kind="select", name=names[0] if len(names) == 1 else _TOGETHER, query=text)
 
     def _joined(self, check: Relationship) -> tuple[str, str]:
-        """Give the output that says whether the other table lacks the value, and the join that finds it."""
+        """Return the output that says whether the other table lacks the value, and the join that finds it."""
         own, other, alias = quoted_column(check.column), quoted_column(check.other_column), f"o{self._place(check)}"
         lacks = f", r.{own} IS NOT NULL AND {alias}.{other} IS NULL AS {quoted_column(self._flag(check))}"
         return lacks, f" LEFT JOIN {quoted_table(check.to)} AS {alias} ON {alias}.{other} = r.{own}"
@@ -126,7 +129,7 @@ class Question:
         return f"r.{quoted_column(self._flag(check))}"
 
     def given(self, rows: Rows) -> Composed:
-        """Give the rows, each with what it breaks of the checks that need nothing but the row."""
+        """Select the rows, each with flags for violated checks that need only the row itself."""
         own = [check for check in self.counted if isinstance(check, NotNull | AcceptedValues)]
         flags = [SQL(", {} AS {}").format(is_broken(check), Identifier(self._flag(check))) for check in own]
         return SQL("SELECT q.*{} FROM ({}) AS q").format(SQL("").join(flags), rows.select(with_place=False))
@@ -138,7 +141,7 @@ class Question:
         return [one.called for one in self.counted].index(check.called)
 
     def read(self, row: Mapping[str, Any], checks: Checks) -> CheckCounts:
-        """Read the answer."""
+        """Read the counts and measurements from the result row."""
         broken = {check.called: row[f"c{place}"] for place, check in enumerate(self.counted)}
         measured = {
             check.called: checks.count(check, row["rows"])
@@ -151,11 +154,11 @@ class Question:
 
 
 def is_broken(check: RowCheck) -> Composed:
-    """Build the condition for rows `q` that break the check."""
+    """Build the condition for rows `q` that violate the check."""
     if isinstance(check, NotNull):
         return SQL("q.{} IS NOT DISTINCT FROM NULL").format(Identifier(check.column))
     if isinstance(check, AcceptedValues):
-        # Without a type, each is read as one of the column's.
+        # Untyped literals take the type of the column.
         values = SQL(", ").join(Literal(_text(value)) for value in check.values)
         return SQL("q.{} NOT IN ({})").format(Identifier(check.column), values)
     raise TypeError(f"rows are not judged here by {check}")
@@ -166,9 +169,9 @@ def _text(value: Any) -> str:
 
 
 def leads_to_one_row(connection: Connection, check: Relationship, own_type: str) -> bool:
-    """Tell whether a value meets at most one row of the other table: only then may it be joined and rows counted.
+    """Return whether a value matches at most one row of the other table; otherwise a join would multiply rows.
 
-    The types must be the same: two numbers that differ may be equal to a third of a type with fewer digits.
+    The types must be equal: two different numbers may both equal a third one of a type with fewer digits.
     """
     schema, name = quoted_table(check.to)[1:-1].split('"."')
     found = connection.execute(

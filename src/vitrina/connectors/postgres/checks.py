@@ -1,7 +1,7 @@
-"""Checks of a mart, in SQL: rows in the stage before anybody sees them, and the mart itself after a pass.
+"""Check the rows of a mart in SQL: staged rows before they are published, and the mart itself after a pass.
 
-What the author wrote, and whatever names a table, runs under the reader's login, in a transaction that only reads, and
-passes the guard like a source query. Only statements that are made here run under the application's.
+SQL of the author, and every check that names a table, passes the guard like a source query and runs in a read-only
+transaction under the reader's login. Only statements built here run under the application's login.
 """
 
 import json
@@ -43,19 +43,19 @@ from vitrina.settings import Settings
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# Of a value that is shown.
+# The longest value that is shown, in characters.
 _LONGEST_SHOWN = 200
-# Outputs about rows `q`: how many there are, and the text of each. `q` alone might be a column.
+# Outputs about rows `q`: their number, and the text of each. `q` alone might be a column.
 _TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q.*)::text AS found")
 
-# Beyond the longest statement of the reader.
+# Added to the reader's statement timeout.
 _PATIENCE_MS = 60_000
 
 Row = dict[str, Any]
 
 
 class MartChecks:
-    """Judge the rows of one run."""
+    """Check the rows of one run."""
 
     def __init__(
         self,
@@ -71,22 +71,22 @@ class MartChecks:
         self._session = writer.connection
         self._settings = settings
         self._open_reader = open_reader
-        # Another session of the application, while its own one is in a transaction.
+        # Opens another session of the application, for use while its main session is in a transaction.
         self._beside = beside
-        # Texts of queries that the server's own plan has been held against the allow-lists for.
+        # Queries whose plan has been checked against the allow-lists.
         self._admitted: set[str] = set()
-        # Whether a value of these checks meets one row of the other table at most.
+        # Whether a value of the check matches at most one row of the other table.
         self._to_one_row: dict[str, bool] = {}
         self._rejected: dict[str, int] = {}
-        # How many rows of the stage were judged last, those apart that were left out; None: nobody counted.
+        # The number of staged rows checked last, without rejected ones; None if they were not counted.
         self.rows_judged: int | None = None
-        # Rows that were left out, by the names of their letters: a live run may meet its own again.
+        # Document ids of rejected rows, by which a live run recognises its own dead letters.
         self._watched = set(checks.watched)
 
     # --- rows in a stage, inside the caller's transaction -----------------------------------------------------------
 
     def judge_batch(self, stage: Stage, item: Composable) -> Judgement:
-        """Judge the rows of a batch that is about to be merged; those that are rejected are deleted from the stage."""
+        """Check the rows of a batch before it is merged. Rejected rows are deleted from the stage."""
         rows, judged, _ = self._judge_rows(stage, self._of_stage(stage, item))
         refuse_failed(self._checks, judged.outcomes, "run.check_failed_batch")
         delivered = self._delivered(rows)
@@ -94,9 +94,9 @@ class MartChecks:
         return Judgement(judged.outcomes, judged.letters, delivered)
 
     def judge_load(self, stage: Stage, item: Composable, *, has_rows: bool) -> Judgement:
-        """Judge a load that is about to be published, its rows and what is said of all of them.
+        """Check a load before it is published: each row, and the checks over all rows.
 
-        One without rows may lack the columns as well: no row of it breaks anything.
+        A load without rows may lack the columns too; no row of it violates anything.
         """
         rows, judged, known = self._of_stage(stage, item), Judgement(), dict[str, Found]()
         if has_rows:
@@ -107,7 +107,7 @@ class MartChecks:
         return Judgement(outcomes, judged.letters)
 
     def refuse_repeated(self, judged: Judgement, stage: Stage, item: Composable) -> None:
-        """Tell of a key that came twice by the checks that are about it: publishing found it out for them."""
+        """Report a repeated key, which publishing has found, as a failure of the checks on that key."""
         rows = self._of_stage(stage, item)
         repeated = [
             self._checks.outcome(check, self._repeated(check, rows)) for check in self._proven([self._writer.key])
@@ -118,13 +118,13 @@ class MartChecks:
         )
 
     def rows_before(self, *, deletes: bool) -> int | None:
-        """Count the rows of the mart where a check compares with that, and what becomes of each does not tell it."""
+        """Count the rows of the mart if a check needs that number and the counts of the load do not imply it."""
         if not self._of_kind(ChangedShare) or (deletes and not self._writer.keeps_rows):
             return None
         return self._writer.count_rows()
 
     def judge_change(self, judged: Judgement, counts: Counts, before: int | None) -> Judgement:
-        """Judge what publishing changed, before it is committed. Without `before`, every row is among the counts."""
+        """Check what publishing changed, before it is committed. Without `before`, the counts include every row."""
         if before is None:
             before = counts.updated + counts.unchanged + counts.deleted
         outcomes = [*judged.outcomes]
@@ -134,10 +134,10 @@ class MartChecks:
         return Judgement(tuple(outcomes), judged.letters, judged.delivered)
 
     def judge_mart(self, written: Counts) -> Judgement:
-        """Judge what the mart shows now, and what a pass wrote there."""
+        """Check the current rows of the mart and what a pass wrote to it."""
         columns = tuple(column.name for column in self._writer.table.columns)
         writer = self._writer
-        # Of a history only the current rows are looked at, which no index is about.
+        # In a history only current rows are checked, and no index covers exactly those.
         keys = () if writer.keeps_history else writer.table.unique_keys
         known = {check.called: _of_values(check) for check in self._proven(keys)}
         outcomes = self._judge_sets(Rows(writer.rows, columns, has_place=False), known)
@@ -160,7 +160,7 @@ class MartChecks:
         return [check for check in self._checks.of_sets if isinstance(check, RowCount | Freshness)]
 
     def _proven(self, keys: Sequence[Sequence[str]]) -> list[Unique]:
-        """List the checks that cannot fail where rows differ in one of these keys."""
+        """List the checks that cannot fail if rows are unique in one of these keys."""
         return [check for check in self._of_kind(Unique) if any(set(key) <= set(check.columns) for key in keys)]
 
     def _of_kind(self, kind: type[Any]) -> list[Any]:
@@ -171,9 +171,9 @@ class MartChecks:
     def _judge_rows(
         self, stage: Stage, rows: Rows, measured: Sequence[SetCheck] = ()
     ) -> tuple[Rows, Judgement, dict[str, Found]]:
-        """Judge each row by itself, and measure all of them in the same reading.
+        """Check each row and measure all rows in the same scan.
 
-        What is rejected leaves first: other checks do not see such rows, and the rest is read again.
+        Rejected rows are removed first. The other checks do not see them, and the remaining rows are read again.
         """
         self._wait_for_reader()
         rejecting = [check for check in self._checks.of_rows if self._checks.rejects(check)]
@@ -200,7 +200,7 @@ class MartChecks:
     def _read_before(
         self, rejecting: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows
     ) -> CheckCounts | None:
-        """Read rows of which some may be rejected; None when a check cannot be judged, perhaps because of these."""
+        """Read rows of which some may be rejected; return None if a check cannot run, perhaps because of them."""
         if not rejecting:
             return self._read_once(self._checks.of_rows, measured, rows)
         with suppress(BadCheck), self._session.transaction():
@@ -208,7 +208,10 @@ class MartChecks:
         return None
 
     def _wait_for_reader(self) -> None:
-        """Let our transaction be idle while the reader is asked; it holds no lock by then that anybody waits for."""
+        """Allow our transaction to idle while the reader's query runs.
+
+        It holds no lock that another session waits for.
+        """
         if any(isinstance(check, Asked) for check in self._checks.listed):
             longest = int(self._settings.statement_timeout_on(None) * 1000) + _PATIENCE_MS
             setting = SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(Literal(longest))
@@ -223,13 +226,13 @@ class MartChecks:
         return found, broken
 
     def _outcome(self, check: RowCheck, rows: Rows, reading: CheckCounts) -> CheckOutcome:
-        """Look at rows again only where some break the check, to show them."""
+        """Read the rows again only if some violate the check, to show them."""
         if reading.holds(check):
             return self._checks.outcome(check, _of_rows(0, []))
         return self._checks.outcome(check, _of_rows(*self._broken_rows(check, rows, MAX_EXAMPLES)))
 
     def _read_once(self, checks: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows) -> CheckCounts:
-        """Ask everything that one reading can tell. Where that fails, each check is asked by itself, and named."""
+        """Evaluate all checks in one scan. If that fails, evaluate each check separately to name the one that fails."""
         question = Question([check for check in checks if self._is_counted(check)], measured)
         if not question:
             return CheckCounts()
@@ -246,7 +249,7 @@ class MartChecks:
         )
 
     def _is_counted(self, check: RowCheck) -> bool:
-        """Tell whether rows that break it can be counted among others; a join must not multiply them."""
+        """Return whether the check can share a scan with others; its join must not multiply rows."""
         if not isinstance(check, Relationship):
             return True
         if check.called not in self._to_one_row:
@@ -268,7 +271,7 @@ class MartChecks:
         return question.read(row, self._checks)
 
     def _broken_rows(self, check: RowCheck, rows: Rows, limit: int) -> tuple[int, list[Row]]:
-        """Count the rows that break the check, and read the first of them."""
+        """Count the rows that violate the check and read the first of them."""
         if isinstance(check, Asked):
             return self._ask(check, rows, limit)
         statement = SQL("SELECT {} FROM ({}) AS q WHERE {} LIMIT {}").format(
@@ -278,7 +281,7 @@ class MartChecks:
 
     @property
     def _told_of_row(self) -> Composed:
-        """Give outputs about rows `q`: how many there are, and of each its text, its place and the name of a letter."""
+        """Build the outputs about rows `q`: their number, and for each row its text, place and dead-letter name."""
         return SQL(
             "count(*) OVER () AS rows, (to_jsonb(q.*) - {place}{key})::text AS found, q.{column}::text AS place,"
             " {name} AS name"
@@ -286,14 +289,14 @@ class MartChecks:
 
     @property
     def _exact_key(self) -> Composable:
-        """Write a key of type numeric as text: whoever reads JSON takes such a number for one with 15 digits."""
+        """Write numeric keys as text: most JSON readers keep only 15 digits of a number."""
         types = {column.name: column.base_type for column in self._writer.table.columns}
         numbers = [name for name in self._writer.key if types[name].startswith("numeric")]
         pairs = [SQL("{}, q.{}::text").format(Literal(name), Identifier(name)) for name in numbers]
         return SQL(" || jsonb_build_object({})").format(SQL(", ").join(pairs)) if pairs else SQL("")
 
     def _name_of(self, alias: str) -> Composed:
-        """Name a row as its letter does: by its key."""
+        """Build the name of a row in its dead letter: its key."""
         key = [SQL("{}.{}::text").format(SQL(alias), Identifier(name)) for name in self._writer.key]
         return SQL("concat_ws('|', {})").format(SQL(", ").join(key))
 
@@ -302,7 +305,7 @@ class MartChecks:
         return DeadLetter.about(row["name"], said, row["found"].encode(errors="replace"), by_check=True)
 
     def _delivered(self, rows: Rows) -> frozenset[str]:
-        """Find which rows that were left out before come through now."""
+        """Find rows that were rejected before and pass now."""
         if not self._watched:
             return frozenset()
         statement = SQL("SELECT DISTINCT k.name FROM ({}) AS s, {} AS k(name) WHERE k.name = ANY ({})").format(
@@ -314,7 +317,7 @@ class MartChecks:
     # --- all rows --------------------------------------------------------------------------------------------------
 
     def _judge_sets(self, rows: Rows, known: Mapping[str, Found]) -> list[CheckOutcome]:
-        """Judge what is said of all rows; some of it may be known already."""
+        """Run the checks over all rows, except those whose result is known already."""
         checks = [check for check in self._checks.of_sets if not isinstance(check, ChangedShare)]
         there = [check for check in checks if check.called not in known and set(check.columns_read) <= set(rows.names)]
         measured = [check for check in there if check in self._measured]
@@ -354,7 +357,7 @@ class MartChecks:
     # --- under the reader's login: what the author wrote -------------------------------------------------------------
 
     def _ask(self, check: Asked, rows: Rows, limit: int) -> tuple[int, list[Row]]:
-        """Run the author's query over the rows; what it gives breaks the check."""
+        """Run the author's query over the rows; each row that it returns violates the check."""
         judged = self._judge_sql(check)
         reader = self._open_reader()
         with self._mart_shown_to(reader.connection.info.user, check, rows) as mart:
@@ -372,7 +375,7 @@ class MartChecks:
             return _first_rows(self._read(check, reader, judged, statement))
 
     def _judge_sql(self, check: Asked) -> sqlguard.CheckedQuery:
-        """Judge it again: the definition may have been written with psql."""
+        """Check the SQL again: the definition may have been changed directly in the metastore."""
         try:
             judged = sqlguard.check(check.select, self._settings.sql_policy, given=names_given(check))
         except InvalidQuery as exc:
@@ -401,7 +404,7 @@ class MartChecks:
 
     @property
     def _own_relations(self) -> frozenset[Name]:
-        """Name what the reader is shown for this run: stages and the mart, with its partitions."""
+        """List the relations that the reader may see during this run: stages, the mart and its partitions."""
         table = self._writer.table
         found = self._session.execute(
             """
@@ -419,7 +422,7 @@ class MartChecks:
 
     @contextmanager
     def _mart_shown_to(self, login: str, check: Asked, rows: Rows) -> Iterator[Identifier | None]:
-        """Show the mart to the reader as a view that ends with the block: it gets no right on the mart itself."""
+        """Show the mart to the reader as a view during the block; the reader gets no right on the mart itself."""
         if rows.has_place and not _mentions_target(check):
             yield None
             return
@@ -434,14 +437,14 @@ class MartChecks:
             self._aside(SQL("DROP VIEW IF EXISTS {}").format(view))
 
     def _aside(self, *statements: Composed) -> None:
-        """Run statements in a transaction of their own: other sessions have to see what they do."""
+        """Run statements in a separate transaction, so that other sessions see their effect."""
         with self._beside() as session, session.transaction():
             for statement in statements:
                 session.execute(statement)
 
 
 def _nothing(check: SetCheck) -> Found:
-    """Tell of a load without rows, which lacks the column."""
+    """Return the result for a load that has no rows and lacks the column."""
     return of_age(check, None) if isinstance(check, Freshness) else _of_rows(0, [])
 
 
@@ -463,7 +466,7 @@ def _of_values(check: Unique, number: int = 0, examples: Sequence[Row] = ()) -> 
 
 
 def _shown(rows: Sequence[Row]) -> list[Row]:
-    """Read the texts of rows, of which long values are cut."""
+    """Parse the texts of rows and truncate long values."""
     return [{name: _short(value) for name, value in json.loads(row["found"]).items()} for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Rows in Postgres as a side: the same questions in SQL to the source and to the mart, answered in one text form."""
+"""Compare rows in PostgreSQL: run the same queries on source and mart and return their results in one text form."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +14,14 @@ from vitrina.ports.batch import Key
 from vitrina.ports.compare import Extent, RowImage
 from vitrina.store.database import Connection
 
-# A session that compares is idle while the other side works.
+# A comparing session idles in its transaction while the other side works.
 SESSION = {
     "idle_in_transaction_session_timeout": "0",
     "cursor_tuple_fraction": "1",
 }
 _FETCH_ROWS = 5_000
 
-# Key types whose equal values have one text each. The others are brought into one form, or refused.
+# Key types in which equal values have the same text. Other types are normalised or refused.
 _ONE_TEXT = (
     "smallint", "integer", "bigint", "uuid", "text", "character varying", "date", "timestamp", "time", "boolean",
     "bytea", "oid", "name", "inet", "cidr", "macaddr", "money",
@@ -33,15 +33,15 @@ _ONE_FORM = {
     "interval": "justify_interval({})",
     "character": "({}::text)",
 }
-# Types that a collation orders, whose values come as they are.
+# Types that a collation orders.
 _COLLATED = ("text", "character varying", "name")
-# Least and greatest are compared as what they are; everything else as text, bytewise.
+# Types whose minimum and maximum are compared natively. All others are compared as text, bytewise.
 _ORDERED = ("smallint", "integer", "bigint", "numeric", "real", "double precision", "date", "timestamp")
 
 
 @dataclass(frozen=True)
 class Field:
-    """A compared column: how this side spells it in the type of the mart, and that type."""
+    """Describe a compared column: its expression on this side, cast to the type of the mart, and that type."""
 
     name: str
     expression: Composable
@@ -50,23 +50,23 @@ class Field:
 
 @dataclass(frozen=True)
 class TableSide:
-    """A FROM item on a connection. `in_flight` is true of rows that the mart may not have yet."""
+    """Represent a FROM item on a connection. `in_flight` is true for rows that the mart may not have yet."""
 
     connection: Connection
     head: Composable
     source: Composable
     key: tuple[Field, ...]
-    columns: tuple[Field, ...]  # compared; the key is not among them
+    columns: tuple[Field, ...]  # compared columns; the key is not among them
     translate: Callable[[psycopg.Error], Exception]
     condition: Composable = field(default_factory=lambda: SQL("true"))
     in_flight: Composable = field(default_factory=lambda: SQL("false"))
-    # Several rows of one key: the first in this order is the one that the mart has. Empty: there must be one only.
+    # If a key has several rows, the mart has the first in this order. Empty: each key must have one row.
     latest: tuple[Composable, ...] = ()
     cursor: Field | None = None
-    # True of rows that are no longer to be there, although the source gives them.
+    # True for rows that the source returns although they are deleted.
     gone: Composable | None = None
 
-    listed_at_once = None  # they come sorted, and never all of them at a time
+    listed_at_once = None  # rows are streamed in order, never listed all at once
 
     @property
     def key_names(self) -> list[str]:
@@ -74,12 +74,12 @@ class TableSide:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open a block that sees the state of its beginning; nothing that a query changes in it is kept."""
+        """Open a block in which all queries see the state at its beginning; their changes are rolled back."""
         with self._translating(), self.connection.transaction(force_rollback=True):
             self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             for name, value in SESSION.items():
                 self.connection.execute(SQL("SET LOCAL {} = {}").format(Identifier(name), Literal(value)))
-            # The first query decides which state is seen; whoever opens two sides relies on their order.
+            # The first query takes the snapshot. Callers that open two sides depend on the order.
             self.connection.execute("SELECT 1")
             yield
 
@@ -91,7 +91,7 @@ class TableSide:
     def extent(self) -> Extent:
         """Count the rows and find their least and greatest values, in one scan."""
         fields = [*self.key, *([self.cursor] if self.cursor else [])]
-        # Where several rows may share a key, keys are counted: the mart has one row for each.
+        # If several rows may share a key, count keys: the mart has one row for each.
         count = SQL("count(DISTINCT {})").format(self._place()) if self.latest else SQL("count(*)")
         there = SQL("NOT {}").format(self.gone) if self.gone else SQL("true")
         outputs: list[Composable] = [
@@ -113,7 +113,10 @@ class TableSide:
         )
 
     def total(self) -> tuple[int, str]:
-        """Return one sum over all rows. Without groups, Postgres can spread it over its workers."""
+        """Return the number of rows and one sum over all of them.
+
+        Without groups, PostgreSQL can use parallel workers.
+        """
         no_key = SQL(" OR ").join(SQL("{} IS NULL").format(field.expression) for field in self.key)
         outputs = [
             SQL("count({})").format(self._image()),
@@ -137,7 +140,7 @@ class TableSide:
             "{head} SELECT place & {mask}, count(image), sum(image)::text FROM ({rows}) AS r"
             " WHERE image IS NOT NULL GROUP BY 1"
         ).format(head=self.head, mask=Literal(mask), rows=inner)
-        # The planner takes every row for a group of its own, and would sort them all.
+        # The planner expects a separate group for every row and would sort all rows.
         self.connection.execute("SET LOCAL enable_sort = off")
         found = {bucket: (rows, total) for bucket, rows, total in self._all(statement)}
         self.connection.execute("SET LOCAL enable_sort = on")
@@ -152,7 +155,7 @@ class TableSide:
         return self._images(self.has_key(keys))
 
     def _images(self, where: Composable) -> Iterator[RowImage]:
-        """Yield the rows that `where` is true of, by place and key; of several with one key, only the latest."""
+        """Yield the rows that match `where` by place and key; of several rows with one key, only the latest."""
         key_text = SQL('({}) COLLATE "C"').format(self._key_text())
         outputs = [
             SQL("{} AS place").format(self._place()),
@@ -181,7 +184,7 @@ class TableSide:
         return [tuple(row) for row in self._all(statement)]
 
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
-        """Return whole rows, column by column, as text."""
+        """Return whole rows as text, column by column."""
         fields = (*self.key, *self.columns)
         outputs: list[Composable] = [SQL("{}::text").format(one_form(field)) for field in self.key]
         outputs += [SQL("({})::text").format(field.expression) for field in fields]
@@ -199,9 +202,9 @@ class TableSide:
         return {key: values for key, values in found.items() if values is not None}
 
     def has_key(self, keys: Sequence[Key]) -> Composed:
-        """Compare the bare columns, so that an index can be used; and text bytewise, too.
+        """Build the condition on the bare key columns, so that an index can be used, and on the bytes of text.
 
-        By a collation that is not deterministic, 'a' finds the row of 'A', which is another key in a comparison.
+        Under a nondeterministic collation 'a' finds the row of 'A', which is a different key in a comparison.
         """
         columns = [SQL("({})").format(field.expression) for field in self.key]
         values = [Literal([key[position] for key in keys]) for position in range(len(self.key))]
@@ -239,7 +242,7 @@ class TableSide:
     def _key_text(self) -> Composed:
         if len(self.key) == 1:
             return SQL("{}::text").format(one_form(self.key[0]))
-        # A key of several columns is one text whose parts cannot run into each other; NULL in any makes it NULL.
+        # A key of several columns becomes one text with unambiguous separators; NULL in any column makes it NULL.
         parts = [one_form(field) for field in self.key]
         return SQL("CASE WHEN ({}) IS NOT NULL THEN ROW({})::text END").format(
             SQL("ROW({})").format(SQL(", ").join(parts)), SQL(", ").join(parts)
@@ -249,7 +252,7 @@ class TableSide:
         return SQL('hashtextextended(({}) COLLATE "C", 0)').format(self._key_text())
 
     def _image(self) -> Composed:
-        """Hash the text of the whole row, in which NULL is not '', 1.0 is not 1.00 and no microsecond is lost."""
+        """Hash the text of the whole row, which distinguishes NULL from '', 1.0 from 1.00, and every microsecond."""
         parts = [*(one_form(field) for field in self.key), *(field.expression for field in self.columns)]
         image = SQL('hashtextextended((ROW({})::text) COLLATE "C", 0)').format(SQL(", ").join(parts))
         return SQL("CASE WHEN NOT {} THEN {} END").format(self.gone, image) if self.gone else image
@@ -260,7 +263,7 @@ class TableSide:
 
     def _all(self, statement: Composed | SQL) -> list[tuple[Any, ...]]:
         with self._translating(), self.connection.cursor(row_factory=tuple_row) as cursor:
-            # Prepared: users' SQL goes over the extended protocol only, one statement and never two.
+            # Prepare the statement: users' SQL goes over the extended protocol, which accepts a single statement only.
             return cursor.execute(statement, prepare=True).fetchall()
 
     @contextmanager
@@ -281,12 +284,12 @@ def refuse_other_encoding(source: TableSide, target: TableSide) -> None:
 
 
 def one_form(field: Field) -> Composable:
-    """Write equal values as one text, because keys are matched by `=`."""
+    """Build an expression that gives equal values the same text, because keys are matched by `=`."""
     return SQL(_ONE_FORM.get(_base(field.type), "{}")).format(field.expression)
 
 
 def refuse_strange_keys(key: Sequence[Field], enums: frozenset[str]) -> None:
-    """Refuse types with several texts for equal values; one row would look missing and extra at once."""
+    """Refuse types in which equal values have several texts; a row would look both missing and extra."""
     for column in key:
         base = _base(column.type)
         known = base in _ONE_FORM or base in enums or base.startswith(_ONE_TEXT)

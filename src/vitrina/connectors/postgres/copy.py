@@ -1,4 +1,4 @@
-"""Rows that no step changes, on their way to another database: lines of COPY, passed on without parsing."""
+"""Copy rows that no step changes to another database: lines of COPY are passed on without parsing."""
 
 import math
 import re
@@ -25,22 +25,25 @@ from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# A batch ends early when it holds this much: what is lost with a runner stays small for wide rows too.
+# A batch ends early at this size, so that little work is lost with a runner even if rows are wide.
 MAX_BATCH_BYTES = 64 << 20
-# Lines are passed on in pieces of about this size: one write, and little memory.
+# Lines are passed on in pieces of about this size: one write each, and little memory.
 _PIECE_BYTES = 256 << 10
-# A line of more than this is never copied: the driver has it twice already, as it came and as it gave it to us.
+# A longer line is never copied: the driver already holds it twice, as received and as returned.
 _LONG_LINE_BYTES = 1 << 20
-# How long the server may take to hear that nobody wants a query any more.
+# How long the server may take to react to a cancelled query.
 _PATIENCE_SECONDS = 5.0
 
 
-# As libpq gave it to us, where it is long.
+# A long line stays as libpq returned it.
 Line = bytes | memoryview
 
 
 class CopySource:
-    """One streamed query. Postgres's text form is exact for every type, and the stage's own types read it back."""
+    """Stream one query into a stage.
+
+    PostgreSQL's text form is exact for every type, and the stage's types read it back.
+    """
 
     def __init__(
         self,
@@ -60,9 +63,9 @@ class CopySource:
         snapshot: str | None = None,
         is_one_part: bool = False,
     ) -> None:
-        # One that another session holds; else the reader's own.
+        # A snapshot that another session exported; None: the reader's own.
         self._snapshot = snapshot
-        # However wide the lines are: whoever reads a range wants it as one part.
+        # Whatever the size of the lines: a caller that loads a range needs it as one part.
         self._is_one_part = is_one_part
         self._max_value_bytes = max_value_bytes
         self._reader = reader
@@ -75,7 +78,7 @@ class CopySource:
         self._target = target
         self._types = {c.name: c.type for c in result}
         self._batch_size = batch_size
-        # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
+        # The query is run again from the last row after this time. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
@@ -86,7 +89,7 @@ class CopySource:
                 lines = Lines(pieces, self._places(self._turns.stages[0]))
                 while lines.waiting:
                     started, watch = time.monotonic(), Stopwatch()
-                    # Rows are staged as they come; what that takes is mostly the query's.
+                    # Rows are staged as they arrive, so this time is mostly that of the query.
                     with watch.lap("read"):
                         rows = self._fill(self._turns.of(number), number, lines)
                     failpoints.hit("batch.filled")
@@ -104,7 +107,7 @@ class CopySource:
         return copy_out(self._reader, statement, self._bounds.settings, self._snapshot)
 
     def close(self) -> None:
-        with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
+        with suppress(psycopg.Error):  # a server that does not respond is disconnected anyway
             self._reader.connection.cancel_safe(timeout=2)
         sessions.cut(self._reader.connection)
         sessions.cut(self._sink)
@@ -119,14 +122,13 @@ class CopySource:
     def _cast(self, staged: StageColumn) -> str | None:
         """Cast a real that is staged as another type to double precision.
 
-        Text is read back into the target's type, and the text 0.1 of a real would become another double than a cast
-        makes.
+        The target's type parses the text: 0.1 of a real would become a different double than a cast produces.
         """
         widened = self._types[staged.name] == "real" and staged.type != "real"
         return "double precision" if widened else None
 
     def _places(self, stage: Stage) -> tuple[int, ...]:
-        """Find where in a line the columns stand that order the query."""
+        """Return the positions of the ordering columns in a line."""
         names = [*(c.name for c in stage.columns), *stage.cursor_columns]
         return tuple(names.index(name) for name in self._paging.staged_as)
 
@@ -166,7 +168,7 @@ class CopySource:
 
 
 def _send(copy: psycopg.Copy, piece: list[Line], tag: bytes) -> None:
-    """Send the lines with the tag in front of each. A long line goes in parts and is freed before more is read."""
+    """Send the lines, each prefixed with the tag. A long line is sent in parts and freed before more is read."""
     last = piece[-1]
     if isinstance(last, bytes):
         copy.write(tag + tag.join(piece))
@@ -192,7 +194,7 @@ def _spans(line: Line) -> list[tuple[int, int]]:
 
 
 class Lines:
-    """Cut a stream of lines into batches. Lines of one position stay together: no checkpoint points between them."""
+    """Cut a stream of lines into batches. Lines of one position stay together: no checkpoint falls between them."""
 
     def __init__(self, pieces: Iterator[list[Line]], places: tuple[int, ...]) -> None:
         self._pieces = pieces
@@ -202,15 +204,15 @@ class Lines:
 
     @property
     def position(self) -> Position | None:
-        """Of the last line that was given out."""
+        """Return the position of the last line returned."""
         if not self._places:
             return None
         return tuple(map(_unescaped, self._last))
 
     def batch(self, wanted_rows: int, *, of_any_size: bool = False) -> Iterator[list[Line]]:
-        """Yield at least `wanted_rows` lines or MAX_BATCH_BYTES, then up to the end of their position.
+        """Yield at least `wanted_rows` lines or MAX_BATCH_BYTES, then continue to the end of their position.
 
-        The next piece is read when the caller is done with this one.
+        The next piece is read only after the caller has consumed this one.
         """
         rows = size = 0
         max_bytes = math.inf if of_any_size else MAX_BATCH_BYTES
@@ -241,7 +243,7 @@ class Lines:
 def copy_out(
     reader: SqlReader, statement: Composable, settings: Mapping[str, str], snapshot: str | None = None
 ) -> Iterator[Iterator[list[Line]]]:
-    """Yield the query's rows as COPY writes them, in pieces. The caller may stop in the middle."""
+    """Yield the query's rows as COPY writes them, in pieces. The caller may stop at any time."""
     connection = reader.connection
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
     with reader.reading(settings, snapshot):
@@ -254,7 +256,7 @@ def copy_out(
 
 
 def _translated(found: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """Translate errors of the source where it is read, so that errors of the target are not taken for them."""
+    """Translate errors of the source where it is read, to distinguish them from errors of the target."""
     try:
         yield from found
     except psycopg.Error as exc:
@@ -262,15 +264,18 @@ def _translated(found: Iterator[list[Line]]) -> Iterator[list[Line]]:
 
 
 def _noticing_long_lines(reader: SqlReader, found: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """Mark the session to end with the run after a long line: the driver's buffer keeps the size of the longest one."""
+    """Mark the session to end with the run after a long line.
+
+    The driver's buffer keeps the size of the longest line.
+    """
     for piece in found:
-        # A long line ends its piece.
+        # A long line is always the last of its piece.
         reader.ends_with_run = reader.ends_with_run or len(piece[-1]) > _LONG_LINE_BYTES
         yield piece
 
 
 def pieces(connection: Connection, text: str) -> Iterator[list[Line]]:
-    """Run COPY over the extended protocol, like all users' SQL; psycopg's own COPY would let two statements pass."""
+    """Run COPY over the extended protocol, like all users' SQL; psycopg's COPY would accept two statements."""
     raw = connection.pgconn
     raw.send_query_params(text.encode(), None)
     while raw.flush():
@@ -304,7 +309,7 @@ def _gathered(raw: PGconn) -> Iterator[list[Line]]:
 
 
 def _abandon(connection: Connection) -> None:
-    """End the query, and read what the server had already sent of it."""
+    """Cancel the query and read what the server had already sent."""
     raw = connection.pgconn
     try:
         connection.cancel_safe(timeout=_PATIENCE_SECONDS)
@@ -313,7 +318,7 @@ def _abandon(connection: Connection) -> None:
                 for _ in _gathered(raw):
                     pass
     except psycopg.Error:
-        connection.close()  # it was cut: nobody waits for what it would say
+        connection.close()  # the connection was lost, so there is nothing left to read
 
 
 def _next_result(raw: PGconn) -> PGresult | None:
@@ -324,7 +329,7 @@ def _next_result(raw: PGconn) -> PGresult | None:
 
 
 def _wait(raw: PGconn, event: int) -> None:
-    """Wait without a time limit. A caller that wants to stop earlier closes the connection."""
+    """Wait without a time limit. To stop earlier, a caller closes the connection."""
     ready = select.poll()
     ready.register(raw.socket, event)
     ready.poll()
@@ -337,7 +342,7 @@ def _failure(connection: Connection, result: PGresult | None) -> psycopg.Error:
 
 
 def _unescaped(field: bytes) -> str | None:
-    r"""Decode a value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters, `\N` for NULL."""
+    r"""Decode a value of COPY: `\t`, `\n`, `\\` and the like stand for the characters, `\N` for NULL."""
     if field == b"\\N":
         return None
     if b"\\" not in field:

@@ -1,4 +1,4 @@
-"""The incremental cursor: how its values are written in SQL, and how far a pass may move the checkpoint."""
+"""Represent the incremental cursor: how its values are written in SQL, and how far a pass may move the checkpoint."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -15,10 +15,10 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
 
-# Who keeps a transaction open: pid, user, since.
+# The session that keeps a transaction open: pid, user, start time.
 Holder = dict[str, Any]
 
-# A transaction's start time is taken a moment before other sessions can see it.
+# A transaction's start time is taken a moment before other sessions can see the transaction.
 VISIBILITY_SECONDS = 1.0
 
 _CLOCKS = ("timestamp with time zone", "timestamp without time zone", "date")
@@ -48,18 +48,18 @@ _HIGHEST = {
 
 @dataclass(frozen=True)
 class Cursor:
-    """The columns by which an incremental query is read in order. Values are text here and typed in SQL."""
+    """Describe the columns that order an incremental query. Values are text here and typed in SQL."""
 
     key: str
     key_type: str
     id: str | None = None
     id_type: str | None = None
-    # In which values without one are written: `timestamp` and `date`.
+    # The time zone of values without one: `timestamp` and `date`.
     zone: str | None = None
 
     @property
     def base_type(self) -> str:
-        """The key's type without precision: `numeric(10,2)` is `numeric`."""
+        """Return the key's type without precision: `numeric(10,2)` is `numeric`."""
         return (
             self.key_type.replace("(", " (").partition(" (")[0]
             if "time" not in self.key_type
@@ -68,7 +68,7 @@ class Cursor:
 
     @property
     def family(self) -> str:
-        """Types that read each other's values: a checkpoint survives a change between them."""
+        """Return the group of types that can read each other's values; a checkpoint survives a change within it."""
         if self.is_text:
             return "text"
         return "integer" if self.base_type in ("smallint", "integer", "bigint") else self.base_type
@@ -99,7 +99,7 @@ class Cursor:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Of the key, and of the id where there is one."""
+        """Return the type of the key and, if there is one, of the id."""
         return (self.key_type, *([self.id_type] if self.id_type else []))
 
     @property
@@ -116,7 +116,7 @@ class Cursor:
 
     @property
     def highest(self) -> str:
-        # The greatest code point, repeated: nothing that people use as a cursor sorts after it.
+        # The highest code point, repeated: no realistic cursor value sorts after it.
         return _HIGHEST.get(self.base_type, "\U0010ffff" * 8)
 
 
@@ -131,7 +131,7 @@ def _is_text(kind: str) -> bool:
 
 
 def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
-    """Build the cursor that the definition names, checked against the query's result."""
+    """Build the cursor that the definition names and check it against the query's result."""
     key, identity = definition.incremental_key, definition.incremental_id_key
     if key is None:
         raise FatalError(say("run.no_cursor"))
@@ -139,7 +139,7 @@ def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
         if name is not None and name not in types:
             raise FatalError(say("run.column_not_in_result", field=field, column=name, columns=", ".join(types)))
     if identity and not _orders_exactly(types[identity]):
-        # Of 0 and -0, or 1 month and 30 days, one would be passed by: rows of one key stay together instead.
+        # Of 0 and -0, or 1 month and 30 days, one would be skipped. Instead, rows with equal keys stay together.
         identity = None
     cursor = Cursor(key, types[key], identity, types[identity] if identity else None)
     if cursor.base_type in ("real", "double precision"):
@@ -150,23 +150,23 @@ def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
 
 
 def _orders_exactly(kind: str) -> bool:
-    """Tell whether equal values of the type have, or can be given, the same text."""
+    """Return whether equal values of the type have, or can be given, the same text."""
     return "[" not in kind and kind.startswith((*_CLOCKS, *_NUMBERS, *_TEXTS, "timestamp(", "uuid", "boolean", "bytea"))
 
 
 @dataclass(frozen=True)
 class Watermark:
-    """How far the checkpoint may move when the pass that starts now is done, and who holds it back."""
+    """Describe how far the checkpoint may move when the pass that starts now ends, and which session holds it back."""
 
     upto: str | None
     held_upto: str | None = None
     hold: dict[str, Any] | None = None
-    # The highest value that there was, of a load that does not read in the order of the cursor.
+    # The highest value that existed, for a load that does not read in the order of the cursor.
     newest: str | None = None
 
     @property
     def remembered(self) -> str:
-        """It survives the run that computed it: it is part of the checkpoint."""
+        """Serialise the watermark for the checkpoint, so that it survives the run that computed it."""
         return json.dumps({"upto": self.upto, "held": self.held_upto, "newest": self.newest})
 
     @classmethod
@@ -186,7 +186,7 @@ _IS_STANDBY = Statement(b"SELECT pg_catalog.pg_is_in_recovery() AS standby")
 def refuse_on_standby(cursor: Cursor, options: Options) -> None:
     """Refuse a cursor that is unsafe on a standby, which does not show the open transactions of its primary.
 
-    The checkpoint could move past rows that they are still writing.
+    The checkpoint could move past rows that these transactions are still writing.
     """
     if cursor.is_number:
         raise FatalError(
@@ -203,9 +203,9 @@ def refuse_on_standby(cursor: Cursor, options: Options) -> None:
 def guarantee(
     cursor: Cursor, options: Options, *, on_standby: bool = False, is_computed: bool = False, doubts: Sequence[str] = ()
 ) -> str:
-    """Decide what an incremental pipeline promises about rows that commit late.
+    """Determine what an incremental pipeline guarantees about rows that commit late.
 
-    `doubts`: what may bring values late.
+    `doubts`: reasons why values may arrive late.
     """
     if is_computed or not (cursor.is_clock or cursor.is_number):
         return "reconciled"
@@ -219,7 +219,7 @@ def watermark(
 ) -> Watermark:
     """Compute the watermark before the pass reads anything.
 
-    `newest` is the highest value of a cursor that is no clock.
+    `newest` is the highest value of a cursor that is not a clock.
     """
     if is_standby(source):
         refuse_on_standby(cursor, options)
@@ -229,14 +229,14 @@ def watermark(
         return _clock_watermark(source, cursor, options, safe)
     if cursor.is_number:
         return _sequence_watermark(source, safe, held, newest)
-    # Text and uuid say nothing about time: the pass moves to the highest value it saw.
+    # Text and uuid carry no time: the pass moves to the highest value it read.
     return Watermark(newest if newest is not None else safe)
 
 
 def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
     """Keep the checkpoint before the start of each open transaction: its rows carry that time and commit later."""
     found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
-    # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
+    # Query this after the sessions: a transaction prepared between the two queries was still seen in its session.
     row = _OPEN_PREPARED.get_one(source)
     if row["open"] or found["unreadable"]:
         what = "a prepared transaction is open" if row["open"] else "a session's transaction cannot be read"
@@ -253,8 +253,8 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
     return Watermark(_later(source, cursor, safe, upto), hold=hold)
 
 
-# The clock is that of the statement's arrival, before any session is looked at: one that begins meanwhile is later.
-# The margin counts from the start of a transaction too: stamps may be cut to seconds, and be late by the lookback.
+# Use the time at which the statement arrived, before any session is read: a session that begins meanwhile is later. The
+# margin also applies to the start of a transaction: stamps may be truncated to seconds, and late by the lookback.
 OLDEST_TRANSACTION = """
     SELECT least(statement_timestamp(), a.since) - make_interval(secs => %(margin)s) AS upto,
            a.since <= statement_timestamp() - make_interval(secs => %(margin)s) AS holds,
@@ -286,8 +286,8 @@ READER = "vitrina_reader"
 def _standby_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
     """Compute the watermark from the last replayed commit, less the declared lookback.
 
-    Commits are replayed in their order. A transaction that is not visible yet therefore ends after the last one
-    replayed, and it began at most the lookback before that.
+    Commits are replayed in order. A transaction that is not visible yet therefore ends after the last one replayed, and
+    it began at most the lookback before that.
     """
     row = database.one(
         source.execute(
@@ -306,11 +306,11 @@ def lowest_to_come(source: Connection, moment: datetime, cursor: Cursor) -> str:
     if cursor.base_type == "timestamp with time zone":
         expression = SQL("%(moment)s::timestamptz::text").format()
     elif cursor.base_type == "date":
-        # The day may not be over, in whatever zone it was written: it is read again as a whole.
+        # The day may not be over in the zone in which it was written, so the whole day is read again.
         expression = SQL("((%(moment)s::timestamptz AT TIME ZONE {})::date - 1)::text").format(_zone(cursor))
     else:
-        # Where clocks go back soon, an hour comes twice: rows of the second time are below those of the first.
-        # They do so at a full quarter of an hour, and by three hours at most.
+        # When clocks are set back, an hour occurs twice: rows of its second occurrence sort below those of the first.
+        # Clocks change at a full quarter of an hour, and by three hours at most.
         expression = SQL(
             """
             (SELECT min(local)::text FROM (
@@ -331,25 +331,25 @@ def _zone(cursor: Cursor) -> Literal:
 
 
 def _now(cursor: Cursor) -> Composed:
-    """Write the server's clock as it would be written into the cursor."""
+    """Build the server's current time as it would be written into the cursor."""
     if cursor.has_no_zone:
         return SQL("(clock_timestamp() AT TIME ZONE {})::{}").format(_zone(cursor), SQL(cursor.key_type))
     return SQL("clock_timestamp()::{}").format(SQL(cursor.key_type))
 
 
 def soon(cursor: Cursor) -> Composed:
-    """Return a time that no clock shows yet, however much clocks differ: 15 minutes from now."""
+    """Build a time that no clock can show yet, even if clocks differ: 15 minutes from now."""
     return SQL("({} + make_interval(mins => 15))::{}").format(_now(cursor), SQL(cursor.key_type))
 
 
 def is_ahead(source: Connection, cursor: Cursor, value: str) -> bool:
-    """Tell whether a value lies in the future."""
+    """Return whether a value lies in the future."""
     row = database.one(source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))))
     return bool(row["ahead"])
 
 
 def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> str:
-    """Keep `safe` when the clock stepped back below it, unless `safe` lies in the future; otherwise return `upto`."""
+    """Keep `safe` if the clock stepped back below it, unless `safe` lies in the future; otherwise return `upto`."""
     if safe is None:
         return upto
     row = database.one(
@@ -376,15 +376,15 @@ def safe_point(
 ) -> str | None:
     """Compute where the next pass begins after one that saw values up to `highest`.
 
-    Only where the source's own clock stamps the rows can nothing arrive below the watermark. Everywhere else the
-    checkpoint does not run ahead of the data, because rows stamped with a time before now may still arrive.
+    Only if the source's clock stamps the rows can no row arrive below the watermark. Otherwise the checkpoint does not
+    run ahead of the data, because rows stamped with an earlier time may still arrive.
     """
     if upto is None:
         return safe
     if is_exact or not cursor.is_clock:
         return upto
     if highest is None and safe is None:
-        return None  # there was nothing to see
+        return None  # there was no row
     seen = [SQL("{}").format(cursor.literal(safe))] if safe is not None else []
     if highest is not None:
         seen.append(
@@ -417,7 +417,7 @@ def _sequence_watermark(source: Connection, safe: str | None, held: str | None, 
 def _still_open(open_now: dict[str, Holder], waited_for: set[str]) -> set[str]:
     """Find awaited transactions that are still open.
 
-    PREPARE TRANSACTION removes the id that was waited for, so any prepared transaction may be the same one.
+    PREPARE TRANSACTION removes the awaited id, so any prepared transaction may be the same one.
     """
     still_open = open_now.keys() & waited_for
     if any(not _is_prepared(name) for name in waited_for - still_open):
@@ -433,14 +433,14 @@ _PREPARED = "prepared:"
 
 
 def _waiting_for(open_now: dict[str, Holder], ids: Collection[str], safe: str | None, value: str) -> Watermark:
-    """Hold `value` until these transactions have ended, and show the longest of them."""
+    """Hold `value` until these transactions have ended, and report the oldest of them."""
     oldest = min((open_now[name] for name in ids), key=lambda holder: holder["since"])
     hold = {"reason": "open transactions", **oldest, "transactions": sorted(ids)}
     return Watermark(safe, held_upto=f"{value}|{','.join(sorted(ids))}", hold=hold)
 
 
 def _open_transactions(source: Connection) -> dict[str, Holder]:
-    """List open transactions by their id, with the user and the start of each."""
+    """List open transactions by id, with the user and the start of each."""
     rows = source.execute(
         """
         SELECT l.virtualtransaction AS id, a.pid, a.usename AS user, coalesce(a.xact_start, clock_timestamp()) AS since
@@ -453,8 +453,8 @@ def _open_transactions(source: Connection) -> dict[str, Holder]:
         """,
         [[READER]],
     ).fetchall()
-    # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
-    # Its number is what tells it from another one of the same name.
+    # Query this after the sessions: a transaction prepared between the two queries was still seen in its session. The
+    # transaction number distinguishes it from another one with the same name.
     rows += source.execute(
         """
         SELECT %s || transaction AS id, NULL::int AS pid, owner AS user, prepared AS since

@@ -1,4 +1,4 @@
-"""What a run finds out about its cursor before it reads: where it comes from, in which zone, what it promises."""
+"""Determine the facts about a cursor before a run reads: its origin, its time zone, and what it guarantees."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,14 +16,14 @@ from vitrina.ports.source import Unseen
 from vitrina.sentences import say
 from vitrina.store import databases, named_sessions
 
-# Key of the checkpoint's identity: how many rows of the source were ever written, at the end of the last pass.
+# Key of the checkpoint's identity: how many rows of the source had ever been written at the end of the last pass.
 CHANGES = "changes"
-# Which database the values of the cursor are of: a connection may be pointed to another one.
+# The database that the cursor's values belong to: a connection may be pointed to another one.
 SOURCE = "source"
 
 
 def choose_cursor(source: OpenedQuery) -> Cursor:
-    """Choose the cursor, or say why a pass cannot be resumed from it."""
+    """Choose the cursor; raise if a pass cannot be resumed from it."""
     options = source.definition.options
     cursor = cursors.cursor_of(source.definition, source.types)
     source.on_standby = cursors.is_standby(source.reader.connection)
@@ -38,14 +38,17 @@ def choose_cursor(source: OpenedQuery) -> Cursor:
 
 
 def _default_zone(source: OpenedQuery) -> str:
-    """Find the zone in which `now()` is written by default. Our own session is set to UTC, so another one is asked."""
+    """Find the zone in which `now()` is written by default. Our session is set to UTC, so another one is queried."""
     name = source.definition.source_connection
     found = named_sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
     return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
 
 
 def _refuse_other_zone(source: OpenedQuery, cursor: Cursor) -> None:
-    """Refuse values from the future. They were written in another zone, and no clock says what may still come."""
+    """Refuse values from the future.
+
+    They were written in another zone, so no clock tells which values may still arrive.
+    """
     if cursor.base_type != "timestamp without time zone":
         return
     newest = newest_cursor(source, cursor)
@@ -55,7 +58,7 @@ def _refuse_other_zone(source: OpenedQuery, cursor: Cursor) -> None:
 
 
 def guarantee(source: OpenedQuery) -> str | None:
-    """Decide what the pipeline promises about rows that commit late."""
+    """Determine what the pipeline guarantees about rows that commit late."""
     if source.cursor is None:
         return None
     return cursors.guarantee(
@@ -68,7 +71,7 @@ def guarantee(source: OpenedQuery) -> str | None:
 
 
 def warnings(source: OpenedQuery, checkpoint: Checkpoint) -> list[str]:
-    """List reasons to expect rows that come late, or never."""
+    """List reasons why rows may arrive late or never."""
     cursor, options = source.cursor, source.definition.options
     if cursor is None:
         return []
@@ -88,7 +91,7 @@ def warnings(source: OpenedQuery, checkpoint: Checkpoint) -> list[str]:
 
 
 def count_changes(source: OpenedQuery) -> dict[str, Any] | None:
-    """Count changes for the next run to compare with, where the database's clock is declared to stamp the rows."""
+    """Count changes for the next run to compare with, if the database's clock is declared to stamp the rows."""
     cursor = source.cursor
     if guarantee(source) != "exact" or cursor is None or not cursor.is_clock:
         return None
@@ -96,9 +99,9 @@ def count_changes(source: OpenedQuery) -> dict[str, Any] | None:
 
 
 def source_identity(source: OpenedQuery) -> str | None:
-    """Identify the database.
+    """Return the identity of the database, or None if the login may not read it.
 
-    A standby, and the server that it becomes, have the same; None when it may not be asked.
+    A standby, and the server that it becomes, have the same identity.
     """
     seen = databases.look(source.reader.connection)
     return seen.identity if seen else None
@@ -120,15 +123,15 @@ def unseen(source: OpenedQuery) -> Unseen:
 
 
 def all_rows(source: OpenedQuery) -> Bounds:
-    """Bound the rows of the source, as a mart that is complete has them."""
+    """Bound the rows of the source that a complete mart contains."""
     return Bounds(nulls="included" if source.definition.options.null_cursor == "read" else "left out")
 
 
 def newest_cursor(source: OpenedQuery, cursor: Cursor, *, from_the_future: bool = True) -> str | None:
-    """Find the highest value of the cursor that there is, after which others may come."""
+    """Find the highest value of the cursor that later values can still exceed."""
     head, rows = source.query.wrapped(Bounds())
     column = cursor.columns("q")[0]
-    # Nothing comes behind NaN and Infinity: a checkpoint there would pass all later rows by.
+    # No value sorts after NaN and Infinity: a checkpoint there would skip all later rows.
     has_infinity = cursor.base_type == "numeric" or cursor.is_clock
     wanted = SQL("{} < 'infinity'").format(column) if has_infinity else SQL("true")
     if not from_the_future:

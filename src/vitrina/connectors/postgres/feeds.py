@@ -1,4 +1,4 @@
-"""A PostgreSQL database that is followed: what `ports.live` asks of it, under the login of the feed."""
+"""Follow a PostgreSQL database under the feed's login: implements `ports.live`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -14,9 +14,9 @@ from vitrina.settings import Settings
 from vitrina.store import database, databases
 from vitrina.store.database import Connection
 
-# Managed servers give the right to read the log by membership in a role of theirs.
+# Managed servers grant the right to read the log by membership in a role of their own.
 _MANAGED_ROLES = ("rds_replication", "mdb_replication")
-# The same questions are asked of the catalog all the time: planned once, they cost half as much.
+# The same catalog queries run continuously; a generic plan halves their cost.
 _SESSION = {"statement_timeout": "30000", "plan_cache_mode": "force_generic_plan"}
 
 
@@ -44,7 +44,7 @@ def check(url: str, settings: Settings) -> Iterator[Finding]:
 
 
 class FollowedPostgres:
-    """One session for statements, beside the replication connections that `open` makes."""
+    """Hold one session for statements, beside the replication connections that `open` makes."""
 
     def __init__(self, url: str, names: FeedNames, settings: Settings) -> None:
         self._url = url
@@ -54,7 +54,7 @@ class FollowedPostgres:
 
     @property
     def session(self) -> Connection:
-        """Give the session to whoever has to end it from another thread."""
+        """Return the session, so that another thread can end it."""
         return self._session
 
     def identity(self) -> str | None:
@@ -201,7 +201,7 @@ def _login(session: Connection) -> Iterator[Finding]:
 
 
 def _room(session: Connection) -> Iterator[Finding]:
-    """Look whether slots and senders are left for a feed that is not there yet."""
+    """Check whether replication slots and WAL senders are available for a new feed."""
     row = database.one(
         session.execute(
             """

@@ -1,8 +1,8 @@
-"""The first load of a mart: a table like it is filled, gets its indexes, and takes its place.
+"""Load a mart for the first time: fill a table like it, build its indexes, and put it in the mart's place.
 
-Rows are written once, and an index is built over all of them at once, while nobody waits: only the exchange locks the
-mart, for the few statements that it takes. It is done where the mart is empty and nothing hangs on it but what a table
-like it can be given as well.
+Each row is written once and each index is built in one pass, without blocking other sessions. Only the exchange locks
+the mart, for a few statements. This requires an empty mart without dependent objects, except those that a table like it
+can be given as well.
 """
 
 import time
@@ -17,13 +17,13 @@ from vitrina.connectors.postgres.stage import Stage
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# How long the exchange is tried for while others use the mart. Nobody queues behind a lock that is not waited for.
+# How long to retry the exchange while other sessions use the mart. No session queues for a lock taken with NOWAIT.
 _LOCK_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.05
-# A GRANT that is not committed locks no table before PostgreSQL 18, and would be waited for with the mart locked.
+# Before PostgreSQL 18, an uncommitted GRANT locks no table; the exchange would wait for it with the mart locked.
 _LATE_GRANT_TIMEOUT = "200ms"
 
-# What a table like it would lack: then the rows are copied, as into every mart that holds some.
+# Whether a table like it would be equivalent. Otherwise the rows are copied, as into every mart that has rows.
 _IS_PLAIN = """
 SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.reloftype = 0
    AND c.relowner = (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)
@@ -88,7 +88,7 @@ FROM pg_catalog.pg_class c
 WHERE c.oid = %(oid)s
 """
 
-# Whether the mart of that name is the table that the stage was made like, and still has the same columns.
+# Whether the mart of that name is still the table that the stage was modelled on, with the same columns.
 _IS_ALIKE = """
 SELECT pg_catalog.to_regclass(%(mart)s) = %(oid)s::oid AND count(*) = 2 AND count(DISTINCT shape) = 1 AS is_alike
 FROM (
@@ -102,12 +102,13 @@ FROM (
     GROUP BY a.attrelid
 ) AS described
 """
-# What nobody foresees: event triggers, rights on functions of an index, names that are taken. Rows can still be copied.
+# Obstacles that cannot be detected before: event triggers, rights on functions of an index, existing names. The rows
+# can still be copied.
 _REFUSALS = (
     psycopg.errors.DependentObjectsStillExist,
     psycopg.errors.DuplicateTable,
     psycopg.errors.InsufficientPrivilege,
-    psycopg.errors.InternalError_,  # "tuple concurrently updated": by that GRANT, just committed
+    psycopg.errors.InternalError_,  # "tuple concurrently updated": by such a GRANT, just committed
     psycopg.errors.LockNotAvailable,
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.RaiseException,
@@ -115,11 +116,11 @@ _REFUSALS = (
 
 
 class _InUse(Exception):
-    """The mart cannot be exchanged now; the transaction is rolled back to where the rows can still be copied."""
+    """Signal that the mart cannot be exchanged now. The transaction is rolled back so that the rows can be copied."""
 
 
 def is_possible(connection: Connection, table: Table, given: Sequence[str], key: Sequence[str]) -> bool:
-    """Tell whether a table that is made like this one, and filled with the given columns, is the same to everybody."""
+    """Return whether a table created like this one, and filled with the given columns, is equivalent for all users."""
     values = {"oid": table.oid, "given": list(given), "key": list(key)}
     found = connection.execute(_IS_PLAIN, values).fetchone()
     if found is None or not found["is_plain"]:
@@ -130,7 +131,10 @@ def is_possible(connection: Connection, table: Table, given: Sequence[str], key:
 def create(
     connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None, readable_by: str | None = None
 ) -> None:
-    """Create the table that is to take the mart's place, without its indexes. Rights on it end before it does so."""
+    """Create the table that will replace the mart, without its indexes.
+
+    Rights on it are revoked before the exchange.
+    """
     connection.execute(SQL("DROP TABLE IF EXISTS {}").format(stage.identifier))
     connection.execute(
         SQL(
@@ -144,7 +148,7 @@ def create(
 
 
 def take_place(connection: Connection, stage: Stage, table: Table, given: Sequence[str], key: Sequence[str]) -> bool:
-    """Index the stage and put it where the mart is. Return False, with nothing done, where that cannot be now."""
+    """Index the stage and replace the mart with it. Return False and do nothing if that is not possible now."""
     try:
         with connection.transaction():
             _refuse_in_use(connection, table)
@@ -163,7 +167,7 @@ def take_place(connection: Connection, stage: Stage, table: Table, given: Sequen
 
 
 def _exchange(connection: Connection, stage: Stage, table: Table) -> None:
-    """Put the stage where the mart is, and wait for nobody: by now readers wait for us."""
+    """Replace the mart with the stage without waiting for locks: readers are waiting for this transaction."""
     patience = database.one(connection.execute("SELECT pg_catalog.current_setting('lock_timeout') AS now"))["now"]
     set_timeout = "SELECT pg_catalog.set_config('lock_timeout', %s, true)"
     connection.execute(set_timeout, [_LATE_GRANT_TIMEOUT])
@@ -176,7 +180,7 @@ def _exchange(connection: Connection, stage: Stage, table: Table) -> None:
 
 
 def _indexes_of(connection: Connection, stage: Stage, table: Table) -> list[SQL]:
-    """Describe the mart's indexes for the stage, under their names: the two are in different schemas."""
+    """Build the mart's indexes for the stage under the same names; the two are in different schemas."""
     here, there = (item.as_string(connection) for item in (table.identifier, stage.identifier))
     of_mart = f" ON {_plainly_quoted(connection, table)} USING "
     statements: list[SQL] = []
@@ -193,7 +197,7 @@ def _indexes_of(connection: Connection, stage: Stage, table: Table) -> list[SQL]
 
 
 def _plainly_quoted(connection: Connection, table: Table) -> str:
-    """Write the name as Postgres writes it in definitions: quoted only where it has to be."""
+    """Write the name as PostgreSQL writes it in definitions: quoted only where necessary."""
     found = connection.execute(
         "SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text) AS name", [table.schema, table.name]
     )
@@ -201,7 +205,7 @@ def _plainly_quoted(connection: Connection, table: Table) -> str:
 
 
 def _refuse_in_use(connection: Connection, table: Table) -> None:
-    """Look before the indexes are built whether the mart could be had; the lock ends with the block."""
+    """Check before the indexes are built whether the mart can be locked; the lock ends with the block."""
     with connection.transaction(force_rollback=True):
         if not _is_locked(connection, table):
             raise _InUse
@@ -236,7 +240,7 @@ def _is_empty(connection: Connection, table: Table) -> bool:
 
 
 def _take_over_rights(connection: Connection, stage: Stage, table: Table) -> None:
-    """Give the stage the mart's grants and comment, and take the reader's right to fill it."""
+    """Copy the mart's grants and comment to the stage, and revoke the reader's right to fill it."""
     for row in _grants(connection, stage.identifier):
         connection.execute(SQL("REVOKE ALL ON {} FROM {}").format(stage.identifier, _role(row["grantee"])))
     for row in _grants(connection, table.identifier):
@@ -255,7 +259,7 @@ def _take_over_rights(connection: Connection, stage: Stage, table: Table) -> Non
 
 
 def _grants(connection: Connection, name: Identifier) -> list[dict[str, str]]:
-    """List what others than the owner may do; no name of a role stands for everybody."""
+    """List the privileges of roles other than the owner; a missing role name means PUBLIC."""
     return connection.execute(
         """
         SELECT r.rolname AS grantee, g.privilege_type AS privilege, g.is_grantable

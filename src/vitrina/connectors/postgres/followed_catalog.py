@@ -1,6 +1,6 @@
-"""What the log does not say about followed tables: partitions attached, types altered, names exchanged, views replaced.
+"""Detect catalog changes that the log does not report: attached partitions, altered types, replaced tables and views.
 
-A fingerprint of the catalog is compared with every batch. When it differs, the query is planned again and loaded once.
+A fingerprint of the catalog is compared with every batch. If it differs, the query is planned again and fully loaded.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-# Everything that is reached from these names: the partitions of a table too, for rows of a detached one leave without
-# a word. A view's text names the relations that it reads, so an exchanged one shows in it or in its own line.
+# Everything reachable from these names, including partitions: rows of a detached partition disappear without an entry
+# in the log. A view's text names the relations that it reads, so a replaced one shows in it or in its own line.
 _FINGERPRINT = """
 WITH RECURSIVE named (name, oid) AS (
     SELECT w.name, pg_catalog.to_regclass(w.name)::oid FROM unnest(%s::text[]) AS w(name)
@@ -41,9 +41,9 @@ SELECT pg_catalog.md5(coalesce(pg_catalog.string_agg(line::text, chr(10) ORDER B
 def fingerprint(
     session: "psycopg.Connection[Any]", names: Sequence[str], publications: Sequence[str] | None = None
 ) -> str:
-    """Return what the catalog says about names (`schema.table`, quoted where SQL wants it), in few characters.
+    """Return a digest of what the catalog says about names (`schema.table`, quoted as in SQL).
 
-    Without `publications`, any publication that has one of the tables counts.
+    Without `publications`, any publication that contains one of the tables counts.
     """
     given = list(publications) if publications is not None else None
     with session.cursor(row_factory=tuple_row) as cursor:

@@ -1,4 +1,4 @@
-"""Following a query: snapshots of its source, which transactions they show, and the rows of stale keys in them."""
+"""Follow a query: take snapshots of its source, test which transactions they show, and read rows of stale keys."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ _XIDS = 1 << 32
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What `pg_current_snapshot()` says, with the full 64 bits of each transaction."""
+    """Represent the result of `pg_current_snapshot()`, with 64-bit transaction ids."""
 
     xmin: int
     xmax: int
@@ -42,18 +42,18 @@ class Snapshot:
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
     def shows(self, xid: int) -> bool:
-        """Tell whether a committed transaction is visible. The log carries the lower 32 bits of its number alone."""
+        """Return whether a committed transaction is visible. The log contains only the lower 32 bits of its id."""
         whole = self._nearest(xid)
         return whole < self.xmax and whole not in self.in_progress
 
     def _nearest(self, xid: int) -> int:
-        """Complete the number: no transaction that matters is further than 2^31 from the newest one."""
+        """Complete the id: no relevant transaction is further than 2^31 from the newest one."""
         ahead = (xid - self.xmax) % _XIDS
         return self.xmax + (ahead if ahead < _XIDS // 2 else ahead - _XIDS)
 
 
 class QueryFollowing:
-    """A query that is followed through the reader's session."""
+    """Follow a query through the reader's session."""
 
     def __init__(self, source: "OpenedQuery", derivation: "QueryDerivation", keyed: "KeyedQuery") -> None:
         self.source = source
@@ -78,9 +78,9 @@ class QueryFollowing:
 
     @contextmanager
     def moment(self) -> Iterator["QueryMoment"]:
-        """Open a snapshot; everything is read in it, and nothing is kept of the transaction.
+        """Open a snapshot in which everything is read; the transaction is rolled back.
 
-        Its session is idle while changes are read from the metastore and while rows are merged, which may take longer
+        Its session idles while changes are read from the metastore and while rows are merged, which may take longer
         than a lease lasts.
         """
         source = self.source
@@ -95,16 +95,16 @@ class QueryFollowing:
             yield QueryMoment(self, self._connection)
 
     def close(self) -> None:
-        """Do nothing: the session is the run's."""
+        """Do nothing: the session belongs to the run."""
 
 
 class QueryMoment:
-    """One snapshot of a followed query's source."""
+    """Represent one snapshot of a followed query's source."""
 
     def __init__(self, following: QueryFollowing, session: Connection) -> None:
         self._following = following
         self._session = session
-        # The snapshot is taken before the statement is executed, so the end of the log is read after it.
+        # The snapshot is taken before the statement runs, so the end of the log is read after it.
         row = session.execute(
             """
             SELECT pg_catalog.pg_current_snapshot()::text AS snapshot,
@@ -144,13 +144,13 @@ class QueryMoment:
 
     @cached_property
     def exported(self) -> str:
-        """The name by which other sessions take over the snapshot, as long as this one holds it."""
+        """Return the name by which other sessions import the snapshot while this session holds it."""
         row = self._session.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
         return str(row["name"]) if row else ""
 
 
 class AskedRows:
-    """The query's rows for stale keys, as Arrow."""
+    """Read the query's rows for stale keys as Arrow."""
 
     def __init__(
         self, moment: QueryMoment, source: "OpenedQuery", key: Sequence[str], stale: Stale, form: Form
@@ -163,7 +163,7 @@ class AskedRows:
         self.keys: list[Key] = []
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Read in a session of its own that takes over the snapshot: psycopg gives no Arrow."""
+        """Read in a separate session that imports the snapshot, because psycopg returns no Arrow."""
         from vitrina.connectors.postgres.stream import POSITIONS, outputs_of
         from vitrina.transforms.outputs import outputs
 
@@ -180,7 +180,7 @@ class AskedRows:
                 yield Batch(self._taken(batch, names))
 
     def _taken(self, batch: "pa.RecordBatch", names: Sequence[str]) -> "pa.Table":
-        """Note the keys, and leave them out: steps see what they see in every run."""
+        """Record the keys and remove their extra columns, so that steps see the same columns in every run."""
         import pyarrow as pa
 
         self.keys += zip(*(batch.column(name).to_pylist() for name in names), strict=True)

@@ -1,7 +1,7 @@
-"""Marts that keep every state of a row: their tables, and the SQL that closes states and adds new ones.
+"""Build marts that keep every state of a row: their tables, and the SQL that closes states and adds new ones.
 
-A state is valid from the snapshot in which a run first saw it until the one in which a run no longer did. Its times are
-those of snapshots, which only grow, so that states of one key never overlap, however late a transaction commits.
+A state is valid from the snapshot in which a run first saw it until the snapshot in which a run no longer did. The
+times of snapshots only increase, so states of one key never overlap, however late a transaction commits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,18 +25,18 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# Of snapshots of one pipeline: clocks go back, and two may read the same microsecond.
+# The least distance between snapshots of one pipeline: clocks go back, and two may read the same microsecond.
 STEP = timedelta(microseconds=1)
-# Keys of the checkpoint's identity: the latest snapshot of the mart, and that of an unfinished load.
+# Keys of the checkpoint's identity: the latest snapshot of the mart, and the snapshot of an unfinished load.
 LATEST, OF_LOAD = "history", "snapshot_at"
 
 _CLOCK = "timestamp with time zone"
-# Of the indexes of a new mart. Each change adds entries beside those of its key: with full pages the first changes
-# clean or split all of them, which costs a quarter of a merge.
+# Fill factor of the indexes of a new mart. Each change adds entries next to those of its key. With full pages, the
+# first changes would clean up or split every page, which costs a quarter of a merge.
 _FILLFACTOR = 70
-# Beside the position of a current row: its partition, and since when it is current.
+# Returned with the position of a current row: its partition, and since when it is current.
 _PART, _BEGAN = f"{merge.POSITION}_part", f"{merge.POSITION}_began"
-# Ranges of these types have an order that an exclusion constraint can use without an extension.
+# Range types of these are ordered, so an exclusion constraint can use them without an extension.
 _RANGES = {
     "smallint": "int8range", "integer": "int8range", "bigint": "int8range", "numeric": "numrange", "date": "daterange",
     "timestamp without time zone": "tsrange", _CLOCK: "tstzrange",
@@ -55,7 +55,7 @@ def create_table(
     *,
     partitioning: Composable,
 ) -> None:
-    """Create the mart with its validity: one state of a key for each time, and one that is current."""
+    """Create the mart with its validity: one state of a key at any time, and one that is current."""
     _refuse_given(target, result, history)
     since, until, current = map(Identifier, history.columns)
     columns = [
@@ -86,7 +86,7 @@ def create_table(
 
 
 def _generation(connection: Connection) -> SQL:
-    """Compute the flag when it is read, where the server can: queries by it then use the index of current states."""
+    """Compute the flag on read if the server supports it: queries by it then use the index of current states."""
     return SQL("VIRTUAL" if connection.info.server_version >= 18_00_00 else "STORED")
 
 
@@ -114,7 +114,7 @@ def _has_extension(connection: Connection, name: str) -> bool:
 
 
 def without_validity(connection: Connection, table: Table, result: Sequence[Column], history: History) -> Table:
-    """Give the table as a run knows it: one row for each key, found by the key alone. Refuse one of another form."""
+    """Return the table as a run sees it, with one row per key. Refuse a table of another structure."""
     target = PostgresTarget(table.schema, table.name)
     _refuse_given(target, result, history)
     wanted = dict(zip(history.columns, (_CLOCK, _CLOCK, "boolean"), strict=True))
@@ -143,7 +143,7 @@ def _refuse_given(target: PostgresTarget, result: Sequence[Column], history: His
 
 
 def _has_current_key(connection: Connection, table: Table, keys: Sequence[tuple[str, ...]], history: History) -> bool:
-    """Tell whether the server keeps a second current state of a key out, as the table that a run makes does."""
+    """Return whether the server prevents a second current state of a key, as in a table that a run creates."""
     rows = connection.execute(
         """
         SELECT (SELECT array_agg(a.attname::text ORDER BY a.attname)
@@ -165,9 +165,9 @@ def name_of_view(table: Table) -> str:
 
 
 def keep_view(connection: Connection, table: Table, history: History, grants: Sequence[Grant]) -> None:
-    """Create the view of the current rows, or add the columns to it that the mart has been given since.
+    """Create the view of the current rows, or add columns to it that the mart has since received.
 
-    A view that Vitrina did not make is neither replaced nor trusted: its comment says who made it.
+    A view without Vitrina's comment was made by another client and is never replaced.
     """
     name = name_of_view(table)
     if len(name.encode()) > 63:
@@ -218,7 +218,7 @@ def _create_view(table: Table, history: History) -> Composed:
 
 
 def current_rows(table: Table, history: History) -> Composed:
-    """FROM item with the rows that are current, places included."""
+    """Build a FROM item with the current rows and their physical positions."""
     return SQL("(SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE t.{} IS NULL)").format(
         table.identifier, Identifier(history.valid_to)
     )
@@ -228,13 +228,13 @@ def current_rows(table: Table, history: History) -> Composed:
 
 
 def latest_of(found: Checkpoint, target: PostgresTarget) -> datetime | None:
-    """Recall the latest snapshot that the checkpoint knows of this mart."""
+    """Return the latest snapshot of this mart that the checkpoint records."""
     known = found.identity.get(LATEST)
     return datetime.fromisoformat(known["at"]) if known and known["of"] == str(target) else None
 
 
 def latest_in(connection: Connection, table: Table, history: History) -> datetime | None:
-    """Find the latest time in the mart: one read of it, where no checkpoint says."""
+    """Find the latest time in the mart by reading it once, for when no checkpoint records it."""
     since, until = Identifier(history.valid_from), Identifier(history.valid_to)
     row = database.one(
         connection.execute(
@@ -246,7 +246,7 @@ def latest_in(connection: Connection, table: Table, history: History) -> datetim
 
 
 def later(moment: datetime, latest: datetime | None) -> datetime:
-    """Give the moment, or the first one after the latest: the times of a mart's snapshots only grow."""
+    """Return the moment, or the first one after the latest: the times of a mart's snapshots only increase."""
     return moment if latest is None or moment > latest else latest + STEP
 
 
@@ -259,10 +259,10 @@ def remembered(target: PostgresTarget, at: datetime) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Versioned:
-    """What a merge did with the states of a mart."""
+    """Report what a merge did with the states of a mart."""
 
     counts: Counts
-    # What it found to do: with triggers, or other sessions at work, it may have done less.
+    # What it intended to do. Triggers and concurrent sessions may have reduced it.
     planned: Counts
     # Keys whose current state is not older than the snapshot.
     ahead: int
@@ -270,26 +270,26 @@ class Versioned:
 
 
 def write(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
-    """Close the states that are over, and add a state for each staged row that has none: new keys and changed rows."""
+    """Close outdated states and add a state for each staged row that has none: new keys and changed rows."""
     if _may_renew(connection, merging.target, history):
         return _renew(connection, merging, history, at)
     return _close_then_add(connection, merging, history, at)
 
 
 def _may_renew(connection: Connection, table: Table, history: History) -> bool:
-    """Tell whether a row may be closed and followed by its next state before the next row is looked at.
+    """Return whether a row may be closed and followed by its next state before the next row is processed.
 
-    Where rows must differ in more ways than a history asks for itself, a row may take over a value of one that is
-    closed later.
+    If rows have further unique constraints than a history needs, a row may take over a value of one that is closed
+    later.
     """
     merges = connection.info.server_version >= merge.COUNTS_MERGED_ROWS
     return merges and table.takes_every_row and table.ways_to_differ == (3 if history.exclusion else 2)
 
 
 def _renew(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
-    """Write in one statement, which looks each staged row up once."""
-    # Rows are looked up by the index of current states: a planner that has not counted yet takes almost all states for
-    # closed ones, and would read the whole mart.
+    """Write in one statement, which looks up each staged row once."""
+    # Rows are looked up by the index of current states. Without statistics, the planner assumes that almost all states
+    # are closed and would read the whole mart.
     connection.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
     row = database.one(connection.execute(_renewal(merging, history, at)))
     connection.execute("SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT")
@@ -298,7 +298,7 @@ def _renew(connection: Connection, merging: Merge, history: History, at: datetim
 
 
 def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
-    """Build a MERGE that closes states and inserts new keys, and an INSERT of the states that follow what it closed."""
+    """Build a MERGE that closes states and inserts new keys, and an INSERT of the successors of closed states."""
     return SQL(
         """
         WITH done AS (
@@ -338,7 +338,7 @@ def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
 
 
 def _close_then_add(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
-    """Write in two statements: all states that are over are closed before one is added."""
+    """Write in two statements: all outdated states are closed before any is added."""
     closed = database.one(connection.execute(_close_changed(merging, history, at)))
     made = database.one(connection.execute(_add_missing(merging, history, at)))
     counts = Counts(inserted=made["made"] - closed["closed"], updated=closed["closed"])
@@ -412,8 +412,8 @@ def _count_missing(merging: Merge, history: History) -> Composed:
 def replace_all(connection: Connection, merging: Merge, history: History, at: datetime, *, deletes: bool) -> Versioned:
     """Make the current states equal to the staged rows, in one statement that joins the two once.
 
-    New states are made of the rows that the UPDATE returns, so that each comes after its predecessor was closed: no key
-    is current twice, not even within the statement.
+    New states are built from the rows that the UPDATE returns, so each is added after its predecessor was closed. No
+    key is current twice, not even within the statement.
     """
     row = database.one(connection.execute(_statement(merging, history, at, deletes=deletes)))
     renewed = row["renewed"]
@@ -479,9 +479,9 @@ def _all_current(merging: Merge, history: History, join: str) -> Composed:
 
 
 def _current_of_staged(merging: Merge, history: History) -> Composed:
-    """Look each staged row up by the index of current rows.
+    """Look up each staged row by the index of current rows.
 
-    A planner that has not counted yet takes almost all states for closed ones, and would read the whole mart.
+    Without statistics, the planner assumes that almost all states are closed and would read the whole mart.
     """
     same = merge.same_key(merging)
     return SQL(
@@ -491,7 +491,7 @@ def _current_of_staged(merging: Merge, history: History) -> Composed:
 
 
 def find_repeated(connection: Connection, merging: Merge, history: History, at: datetime) -> str:
-    """Name a key of the staged rows whose current state is of this very snapshot."""
+    """Return a key of the staged rows whose current state belongs to this snapshot."""
     row = connection.execute(
         SQL("SELECT concat_ws(', ', {}) AS example FROM {} AS s JOIN {} AS t ON {} WHERE t.{} = {} LIMIT 1").format(
             _comma(SQL("s.{}::text").format(Identifier(name)) for name in merging.key),
@@ -506,7 +506,7 @@ def find_repeated(connection: Connection, merging: Merge, history: History, at: 
 
 
 def fill(connection: Connection, merging: Merge, history: History, at: datetime, *, in_order: bool) -> int:
-    """Add the staged rows as the first states of an empty mart."""
+    """Insert the staged rows as the first states of an empty mart."""
     return connection.execute(
         SQL("INSERT INTO {} ({}, {}{}){} SELECT {}, {}{} FROM {} AS s{}").format(
             merging.target.identifier,
@@ -526,7 +526,7 @@ def fill(connection: Connection, merging: Merge, history: History, at: datetime,
 
 
 def close(connection: Connection, table: Table, history: History, condition: Composable, at: datetime) -> int:
-    """Close the current states that the condition names, under the alias `q`: their keys left the source."""
+    """Close the current states that match the condition on the alias `q`: their keys left the source."""
     return connection.execute(
         SQL("UPDATE {} AS q SET {} = {}{} WHERE q.{} IS NULL AND {}").format(
             table.identifier,
@@ -540,7 +540,7 @@ def close(connection: Connection, table: Table, history: History, condition: Com
 
 
 def _flag(table: Table, history: History, written: str) -> Composable:
-    """Write the flag of current rows, unless the server computes it, as in a table that a run made."""
+    """Write the flag of current rows, unless the server computes it, as in a table that a run created."""
     column = table.column(history.current)
     if column and column.generated:
         return SQL("")

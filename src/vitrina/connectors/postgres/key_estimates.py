@@ -1,6 +1,6 @@
-"""What a changed row costs: about how many keys it leads to, and whether they are found by indexes.
+"""Estimate the cost of a changed row: how many keys it affects, and whether indexes find them.
 
-Both are taken from the planner, whose statistics may be old: nothing is read for them.
+Both come from the planner, whose statistics may be outdated; no rows are read.
 """
 
 import re
@@ -17,7 +17,7 @@ from vitrina.store import database
 
 
 def estimate(reader: SqlReader, statement: Statement, relation: str) -> Estimate:
-    """Ask the planner what the look-ups for changed rows of one table give."""
+    """Ask the planner how many keys the look-ups for changed rows of one table return."""
     if not statement.reads:  # the key is in the row
         return Estimate(1)
     text = Composed([SQL(statement.text % _images(statement, relation))])
@@ -28,7 +28,7 @@ def estimate(reader: SqlReader, statement: Statement, relation: str) -> Estimate
 
 
 def _images(statement: Statement, relation: str) -> dict[str, str]:
-    """Stand in for one changed row: what its values are, the planner does not see."""
+    """Build placeholder images of one changed row; the planner does not see its values."""
     changed: list[str | None] = [None]
     return {
         parameter(age, name, column): f"'{database.text_array(changed if (age, name) == ('new', relation) else [])}'"
@@ -39,7 +39,7 @@ def _images(statement: Statement, relation: str) -> dict[str, str]:
 
 
 def _found(plan: Mapping[str, Any]) -> float:
-    """Take what the last look-up finds for each row, before repeated ones are left out: of those nothing is known."""
+    """Return the rows that the last look-up finds per changed row, before deduplication, which has no estimate."""
     stages = {
         int(found[1]): node
         for node in nodes(plan)
@@ -47,7 +47,7 @@ def _found(plan: Mapping[str, Any]) -> float:
     }
     last = stages[max(stages)]
     united = next((node for node in nodes(last) if node["Node Type"] == "Append"), last)
-    # The planner counts no less than one of anything, so of old images that there are none of, too.
+    # The planner estimates at least one row for everything, even for old images that do not exist.
     return float(united["Plan Rows"]) / float(stages[0]["Plan Rows"])
 
 

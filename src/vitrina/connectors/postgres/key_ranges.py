@@ -1,7 +1,7 @@
-"""Ranges of a query's key: where to cut, so that each range has about as many rows as the others, and at what price.
+"""Split a query's key into ranges of about equal size, and estimate what reading in ranges costs.
 
-Where the bounds come from decides only how even the ranges are. Whatever they are, the server sorts them, as the values
-that the conditions of ranges compare with, in the collation of the query's own column: so each row is in one range.
+The origin of the bounds affects only how even the ranges are. In each case the server sorts them in the collation of
+the query's column, as the conditions of the ranges compare them. Each row is therefore in exactly one range.
 """
 
 import statistics
@@ -22,14 +22,14 @@ from vitrina.ports.source import Window
 from vitrina.sentences import say
 
 EVERYTHING = KeyRange()
-# Rows of a sample: a hundred for each of the ranges, and a few more.
+# Rows of a sample: a hundred for each range, and some more.
 _SAMPLE_ROWS = 30_000
-# Of a table that was never analysed: it has not said how many rows are in a page.
+# Assumed for a table that was never analysed, whose rows per page are unknown.
 _USUAL_ROWS_OF_PAGE = 50
-# Statistics of a table that has changed by more than this share say nothing of where its rows are.
+# If a larger share of a table has changed, its statistics no longer describe where its rows are.
 _MOST_CHANGED = 0.1
-# What reading in ranges may cost beyond one read of everything, in the planner's units: half of that read, or so much
-# for each row that it stays below a tenth of what carrying the row costs (about 0.6), or what is not worth a word.
+# What reading in ranges may cost beyond one read of everything, in the planner's units: half of that read, or for each
+# row less than a tenth of the cost of transferring it (about 0.6), or an amount that is negligible.
 _MORE_OF_WHOLE = 0.5
 _MORE_OF_ROW = 0.06
 _SMALL_COST = 5_000.0
@@ -38,7 +38,7 @@ _ASKED_RANGES = 7
 
 
 class SplitQuery(Protocol):
-    """What is asked of a query here; `QuerySource` is one."""
+    """Describe what this module needs from a query; `QuerySource` implements it."""
 
     @property
     def reader(self) -> SqlReader: ...
@@ -62,7 +62,7 @@ class SplitQuery(Protocol):
     def foreign_functions(self) -> frozenset[str]: ...
 
     def everything(self) -> Bounds:
-        """Bound the rows of a full load."""
+        """Return the bounds of a full load."""
         ...
 
     def order_of(self, window: Window) -> Order: ...
@@ -71,7 +71,7 @@ class SplitQuery(Protocol):
 
 
 def plan_cut(source: SplitQuery, names: Sequence[str], ranges: int, workers: int) -> Cut:
-    """Say into how many ranges the query can be cut: as many as asked for, one for each worker, or none."""
+    """Decide how many ranges the query can be split into: as many as requested, one for each worker, or none."""
     if not source.is_pageable:
         return Cut(obstacle=say("plan.ranges_sorted"))
     if volatile := _volatile_functions(source):
@@ -88,15 +88,15 @@ def plan_cut(source: SplitQuery, names: Sequence[str], ranges: int, workers: int
 
 
 def _volatile_functions(source: SplitQuery) -> set[str]:
-    """Find functions that may give each range another answer: a row could be in two of them, or in none."""
+    """Find functions whose result may vary between ranges: a row could be in two ranges or in none."""
     called = explain.explain_functions_of_catalog(source.plan)
     return source.reader.volatile_functions_of_catalog(called) | source.foreign_functions
 
 
 def _cost(source: SplitQuery, names: Sequence[str], ranges: int) -> float:
-    """Ask the planner what some of the ranges cost, and multiply the median: so much for all ranges together.
+    """Ask the planner for the cost of some ranges and multiply the median by the number of ranges.
 
-    Bounds of a sample are those of a few pages, so a single range may have several times the rows of others.
+    The bounds of a sample come from a few pages, so one range may have several times the rows of others.
     """
     order = source.order_of(Window(order=tuple(names)))
     bounds = _even(_sorted(source, order, names, EVERYTHING, _cheap_candidates(source, order, names, ranges)), ranges)
@@ -115,7 +115,7 @@ def _cost_of_range(source: SplitQuery, order: Order, one: KeyRange) -> float:
 
 
 def split(source: SplitQuery, names: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:
-    """Cut a range of the key into about so many others."""
+    """Split a range of the key into about `ranges` parts."""
     order = source.order_of(Window(order=tuple(names)))
     candidates = _cheap_candidates(source, order, names, ranges, within)
     if not candidates:
@@ -124,7 +124,7 @@ def split(source: SplitQuery, names: Sequence[str], within: KeyRange, ranges: in
 
 
 def _even(bounds: Sequence[Position], ranges: int) -> list[Position]:
-    """Choose bounds at even distances, one fewer than there shall be ranges."""
+    """Choose evenly spaced bounds, one fewer than the number of ranges."""
     if len(bounds) < ranges:
         return list(bounds)
     return [bounds[len(bounds) * place // ranges] for place in range(1, ranges)]
@@ -135,7 +135,7 @@ def _even(bounds: Sequence[Position], ranges: int) -> list[Position]:
 
 @dataclass(frozen=True)
 class _Table:
-    """The table that all columns of the key are plain columns of."""
+    """Describe the table in which all columns of the key are plain columns."""
 
     identifier: Identifier
     columns: tuple[str, ...]
@@ -148,7 +148,7 @@ class _Table:
 def _cheap_candidates(
     source: SplitQuery, order: Order, names: Sequence[str], ranges: int, within: KeyRange = EVERYTHING
 ) -> list[Position]:
-    """Take bounds from the statistics or a sample of the table; none where the key is not a table's own."""
+    """Take bounds from the statistics or a sample of the table; return none if the key does not come from one table."""
     table = _find_table(source, names)
     if table is None:
         return []
@@ -184,7 +184,7 @@ def _find_table(source: SplitQuery, names: Sequence[str]) -> _Table | None:
 
 
 def _from_histogram(source: SplitQuery, order: Order, table: _Table) -> list[Position]:
-    """Read the bounds that ANALYZE left: between two of them are about as many rows as between any two others."""
+    """Read the histogram bounds of ANALYZE; about equally many rows lie between each two neighbours."""
     found = source.reader.connection.execute(
         SQL(
             """
@@ -196,12 +196,12 @@ def _from_histogram(source: SplitQuery, order: Order, table: _Table) -> list[Pos
             """
         ).format(SQL(order.types[0]), Literal(table.oid), Literal(table.columns[0]))
     ).fetchall()
-    # The first and the last are the ends: nothing would be left of the ranges beyond them.
+    # Drop the first and the last, which are the ends: ranges beyond them would be empty.
     return [(row["value"],) for row in found[1:-1]]
 
 
 def _from_table(source: SplitQuery, order: Order, table: _Table, ranges: int, within: KeyRange) -> list[Position]:
-    """Look at some pages of the table."""
+    """Sample some pages of the table."""
     share = min(100.0, 100.0 * _SAMPLE_ROWS / max(table.rows, 1.0))
     columns = tuple(SQL("q.{}").format(Identifier(name)) for name in table.columns)
     own = replace(order, columns=columns, nullable=(True,) * len(columns))
@@ -209,7 +209,7 @@ def _from_table(source: SplitQuery, order: Order, table: _Table, ranges: int, wi
     try:
         return _quantiles(source, _Sample(own, rows, SQL("")), ranges, within)
     except psycopg.Error as exc:
-        # The reader may see the table through the query's view alone, or policies hide its rows.
+        # The reader may see the table only through the query's view, or policies hide its rows.
         if isinstance(exc, psycopg.errors.InsufficientPrivilege):
             return []
         raise translate_read(exc) from exc
@@ -218,7 +218,7 @@ def _from_table(source: SplitQuery, order: Order, table: _Table, ranges: int, wi
 def _from_query(
     source: SplitQuery, order: Order, names: Sequence[str], ranges: int, within: KeyRange
 ) -> list[Position]:
-    """Let the query give some of its keys; it is run once for that."""
+    """Sample keys from the query itself, which is run once for this."""
     head, rows = source.query.wrapped(source.everything())
     share = min(1.0, _SAMPLE_ROWS / max(source.estimated_rows, 1))
     some = SQL("(SELECT {} FROM {} AS q WHERE pg_catalog.random() < {}) AS q").format(
@@ -232,7 +232,7 @@ def _from_query(
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some rows, and the columns of their key."""
+    """Hold sampled rows and the columns of their key."""
 
     order: Order
     rows: Composable
@@ -240,7 +240,7 @@ class _Sample:
 
 
 def _quantiles(source: SplitQuery, sample: _Sample, ranges: int, within: KeyRange) -> list[Position]:
-    """Choose keys at even distances from some rows; the server sorts, and only these are fetched."""
+    """Choose evenly spaced keys from sampled rows; the server sorts, and only the chosen keys are fetched."""
     order = sample.order
     conditions: list[Composable] = [SQL("{} IS NOT NULL").format(column) for column in order.columns]
     conditions += [order.behind(within.after)] if within.after is not None else []
@@ -272,7 +272,7 @@ def _quantiles(source: SplitQuery, sample: _Sample, ranges: int, within: KeyRang
 def _sorted(
     source: SplitQuery, order: Order, names: Sequence[str], within: KeyRange, candidates: Sequence[Position]
 ) -> list[Position]:
-    """Sort bounds as the conditions will compare them, and leave out equal ones and those outside of the range."""
+    """Sort bounds as the conditions compare them; omit duplicates and those outside of the range."""
     if not candidates:
         return []
     collations = [source.collation(name) for name in names]

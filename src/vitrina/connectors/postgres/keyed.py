@@ -1,8 +1,8 @@
-"""Asking a query for the rows of some keys, at a cost that depends on the keys and not on the tables.
+"""Query the rows of given keys at a cost that depends on the keys and not on the size of the tables.
 
-A condition on the key is not pushed into grouped sub-selects behind outer joins, so all rows would be computed whatever
-the number of keys. LATERAL with OFFSET 0 asks the query once for each key. That is cheap when every table in it is
-reached by an index, and ruinous when one is scanned: the plan decides, before anything is followed.
+PostgreSQL does not push a condition on the key into grouped sub-selects under outer joins, so it would compute all rows
+whatever the number of keys. LATERAL with OFFSET 0 runs the query once for each key. That is cheap if an index reaches
+every table, and far too slow if one table is scanned. The plan is therefore checked before the query is followed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from vitrina.connectors.postgres.derive.derivation import QueryDerivation
     from vitrina.connectors.postgres.opened_query import OpenedQuery
 
-# A table of so many rows may be scanned once for each key; the planner prefers that to an index for small tables.
+# A table of this size may be scanned once for each key; the planner prefers that to an index for small tables.
 SMALL_TABLE_ROWS = 1_000
-# Only where no other way is left do these stay in the plan.
+# With these settings, such nodes stay in the plan only if there is no alternative.
 SHOW_SCANS = {"enable_seqscan": "off", "enable_material": "off"}
 _KEPT_WHOLE = {"CTE Scan": "a WITH query that is computed whole", "Materialize": "a sub-select that is computed whole"}
 _BY_INDEX = ("Index Scan", "Index Only Scan", "Bitmap Index Scan")
@@ -35,10 +35,10 @@ _BY_INDEX = ("Index Scan", "Index Only Scan", "Bitmap Index Scan")
 
 @dataclass(frozen=True)
 class KeyedQuery:
-    """A query that is asked once for each key."""
+    """Represent a query that is run once for each key."""
 
     query: Query
-    # The whole key of the target.
+    # The complete key of the target.
     key: tuple[str, ...]
     types: Mapping[str, str]
     # Of types that bring a `=` of their own.
@@ -46,14 +46,14 @@ class KeyedQuery:
 
     @classmethod
     def plan(cls, source: "OpenedQuery", derivation: "QueryDerivation") -> "KeyedQuery":
-        """Choose the way by which stale keys are asked for; raises when each of them would cost a scan."""
+        """Choose the query for stale keys; raise if each of them would cost a scan."""
         types = {name: unsized(source.types[name]) for name in derivation.key}
         made = cls(source.query, derivation.key, types, catalog.equalities(source.reader.connection, types.values()))
         made.refuse_scans(source.reader, derivation.columns)
         return made
 
     def refuse_scans(self, reader: SqlReader, columns: Sequence[str]) -> None:
-        nothing = Stale(tuple(columns), [(None,) * len(columns)])  # type: ignore[list-item]  # no value of any type
+        nothing = Stale(tuple(columns), [(None,) * len(columns)])  # type: ignore[list-item]  # NULL fits every type
         with reader.reading(SHOW_SCANS):
             plan = reader.explain(self.select([SQL("q.*")], nothing)).plan
         sizes = Sizes(reader.connection)
@@ -61,7 +61,7 @@ class KeyedQuery:
             raise SourceQueryFailed(say("derive.not_keywise", why=why))
 
     def select(self, outputs: Sequence[Composable], stale: Stale) -> Composed:
-        """Write the statement that gives `outputs`, expressions over `q`, of the rows with stale keys."""
+        """Build the statement that returns `outputs`, expressions over `q`, for the rows with stale keys."""
         head, source = self.query.wrapped(Bounds())
         names = [Identifier(name) for name in stale.columns]
         arrays = [
@@ -85,7 +85,7 @@ class KeyedQuery:
         )
 
     def ask(self, session: "psycopg.Connection[Any]", stale: Stale) -> list[tuple[Any, ...]]:
-        """Return the rows with stale keys, as they are in the session's snapshot."""
+        """Return the rows with stale keys as of the session's snapshot."""
         if not stale.keys:
             return []
         with session.cursor(row_factory=tuple_row) as cursor:
@@ -93,7 +93,7 @@ class KeyedQuery:
 
 
 class Sizes:
-    """How many rows tables have, as far as the server knows."""
+    """Look up how many rows tables have, according to the server."""
 
     def __init__(self, connection: "psycopg.Connection[Any]") -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class Sizes:
 
 
 def costly(plan: Mapping[str, Any], sizes: Sizes) -> Iterator[str]:
-    """Give what would be done whole for each key."""
+    """Yield what would be computed or read completely for each key."""
     for node in nodes(plan):
         kind = node["Node Type"]
         if kind in _KEPT_WHOLE:
@@ -129,7 +129,7 @@ def costly(plan: Mapping[str, Any], sizes: Sizes) -> Iterator[str]:
 
 
 def is_scan(node: Mapping[str, Any]) -> bool:
-    """Tell whether a node reads a whole table or index."""
+    """Return whether a node reads a whole table or index."""
     kind = node["Node Type"]
     return kind == "Seq Scan" or (kind in _BY_INDEX and "Index Cond" not in node)
 

@@ -1,4 +1,4 @@
-"""Columns of a mart that its pipeline wrote before, and no longer gives: most rows would keep what they had then."""
+"""Handle columns of a mart that its pipeline no longer returns; most rows would keep their old values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,14 +11,14 @@ from vitrina.sentences import say
 
 
 class Settled(NamedTuple):
-    """What becomes of them: said to people, and those that are set to NULL."""
+    """Hold the outcome for such columns: warnings, and the columns to set to NULL."""
 
     warnings: tuple[str, ...] = ()
     to_clear: tuple[str, ...] = ()
 
 
 def settle(writer: PostgresWriter, found: Checkpoint, options: Options, others: Callable[[], Sequence[str]]) -> Settled:
-    """Refuse columns for which the pipeline sets no rule; the run carries out `null`, and `keep` needs nothing."""
+    """Refuse columns for which the pipeline sets no rule; the run carries out `null`, and `keep` needs no action."""
     left = _left(writer, found)
     if not left:
         return Settled()
@@ -37,7 +37,7 @@ def written(checkpoint: Checkpoint, writer: PostgresWriter) -> dict[str, Any]:
 
 
 def cleared(checkpoint: Checkpoint, writer: PostgresWriter, names: Sequence[str]) -> dict[str, Any]:
-    """Describe for the checkpoint what is left when the missing columns were set to NULL."""
+    """Describe for the checkpoint the remaining columns after the missing ones were set to NULL."""
     return _remembered(writer, [name for name in _known(checkpoint, writer) if name not in names])
 
 

@@ -1,4 +1,4 @@
-"""Rows of stale keys on their way into a mart: one temporary stage for a session, no catalog changes for a batch."""
+"""Merge rows of stale keys into a mart: one temporary stage per session, and no catalog changes per batch."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ STAGE = Identifier("pg_temp", "vitrina_live")
 
 
 class LiveStage:
-    """A temporary table that is emptied with each COMMIT, in place: nothing of it is left in a catalog."""
+    """Represent a temporary table that each COMMIT empties in place, without leaving traces in the catalog."""
 
     def __init__(self, connection: Connection, writer: PostgresWriter) -> None:
         self._connection = connection
@@ -31,7 +31,7 @@ class LiveStage:
         self.is_made = False
 
     def make(self) -> None:
-        """Create the stage once, in a transaction of its own: one that is rolled back would take it away."""
+        """Create the stage once, in a separate transaction: rolling back a shared one would remove it."""
         kinds = {found.name: found.type for found in self._writer.table.columns}
         columns = [SQL("{} {}").format(Identifier(name), SQL(kinds[name])) for name in self._writer.columns]
         key = SQL(", ").join(map(Identifier, self._writer.key))
@@ -44,7 +44,7 @@ class LiveStage:
         self.is_made = True
 
     def fill(self, moment: QueryMoment, stale: Stale) -> int:
-        """Copy the rows of the stale keys, as COPY writes them, from the snapshot into the stage."""
+        """Copy the rows of the stale keys from the snapshot into the stage, as COPY writes them."""
         names = [Identifier(name) for name in self._writer.columns]
         statement = SQL("COPY {} ({}) FROM STDIN").format(STAGE, SQL(", ").join(names))
         rows = 0
@@ -68,7 +68,7 @@ class LiveStage:
             raise translate_read(exc) from exc
 
     def _output(self, name: str) -> Composed:
-        """Text is read back into the target's type: 0.1 of a real would become another double than a cast makes."""
+        """Select the column. A real read back as text into a double would differ from a cast, so it is cast here."""
         kind = self._writer.table.column(name)
         return column(name, "double precision" if kind and kind.type == "double precision" else None)
 
@@ -80,7 +80,7 @@ class LiveStage:
         )
 
     def apply(self, stale: Stale) -> Counts:
-        """Delete what is absent, update what differs, insert what is new, in the caller's transaction."""
+        """Delete absent rows, update changed ones and insert new ones, in the caller's transaction."""
         merging = self._writer.merging(STAGE)
         deleted = delete_absent(self._writer, stale, merge.is_staged(merging))
         written = self._writer.write_states(merging) if self._writer.keeps_history else self._write(merging)
@@ -94,7 +94,7 @@ class LiveStage:
 
 
 def delete_absent(writer: PostgresWriter, stale: Stale, is_present: Composable) -> int:
-    """Delete the rows of stale keys for which the condition, on the alias `q`, is not true."""
+    """Delete the rows of stale keys for which the condition on the alias `q` is not true."""
     if not stale.keys:
         return 0
     same = SQL(" AND ").join(writer.table.same(name, "q", "a") for name in stale.columns)
@@ -103,8 +103,8 @@ def delete_absent(writer: PostgresWriter, stale: Stale, is_present: Composable) 
 
 
 def _keys_as_rows(writer: PostgresWriter, stale: Stale) -> Composed:
-    """Give stale keys as a FROM item in the mart's types."""
-    # A value that no key can have must not fail, nor be cut to one.
+    """Build a FROM item with the stale keys in the mart's types."""
+    # A value that no key can have must neither fail nor be truncated to one that exists.
     kinds = {found.name: unsized(found.base_type) for found in writer.table.columns}
     names = [Identifier(name) for name in stale.columns]
     typed = [SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(kinds[name])) for name in stale.columns]
@@ -117,5 +117,5 @@ def _keys_as_rows(writer: PostgresWriter, stale: Stale) -> Composed:
 
 
 def is_rewritten(connection: Connection, writer: PostgresWriter) -> bool:
-    """Tell whether the mart was truncated or made again by hand since it was prepared."""
+    """Return whether the mart was truncated or recreated since it was prepared."""
     return catalog.files_of(connection, writer.target) != writer.table.files

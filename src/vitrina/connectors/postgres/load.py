@@ -1,4 +1,4 @@
-"""A mart as the target of a run: rows are staged, then merged or published in one transaction with the checkpoint."""
+"""Load a mart: stage rows, then merge or publish them in one transaction with the checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MartOpening:
-    """What a mart is opened with."""
+    """Hold what a mart is opened with."""
 
     definition: Definition
     settings: Settings
@@ -78,12 +78,12 @@ class MartOpening:
     url: str = field(repr=False)
     # Pipelines that write to the same table.
     others: Callable[[], Sequence[str]]
-    # A session for a part of the run, which ends with the lease.
+    # Lends a session for a part of the run; it ends with the lease.
     lend: Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
 
 
 class MartTarget(BaseTarget):
-    """A table in Postgres."""
+    """Represent a PostgreSQL table as a target."""
 
     form: Form = "exact"
     loads_first_pass = True
@@ -100,11 +100,11 @@ class MartTarget(BaseTarget):
             memory_mb=opening.settings.merge_memory_mb,
         )
         self.session: Connection = opening.connection
-        # By whose clock snapshots are dated: the source's, where it is a database.
+        # Snapshots are dated by the source's clock if it is a database.
         self._source: QuerySource | None = None
         self._latest_snapshot: datetime | None = None
         self._to_clear: tuple[str, ...] = ()
-        # Sessions that checks need, which end with the run.
+        # Sessions for checks, which end with the run.
         self._opened = ExitStack()
         self._check_reader: SqlReader | None = None
 
@@ -134,7 +134,7 @@ class MartTarget(BaseTarget):
         return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, warnings)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare with the key's columns, which are enough to publish an empty result."""
+        """Prepare with only the key's columns, which are enough to publish an empty result."""
         table = catalog.find_table(self.opening.connection, self.opening.name)
         if table is None:
             return None
@@ -186,19 +186,19 @@ class MartTarget(BaseTarget):
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def stage(self, name: str, loading: Loading, version_types: tuple[str, ...] = ()) -> Stage:
-        """Create a stage. Rows that came through Arrow wait in the types in which they travelled."""
+        """Create a stage. Rows from Arrow are staged in the types in which they arrived."""
         arrives_as = dict(loading.arrives_as) if loading.arrives_as is not None else None
         return self.writer.stage(name, arrives_as, version_types)
 
     def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
-        """Create the stages in a transaction. Of other stages, keep only that of a load which resumes later."""
+        """Create the stages in a transaction. Of other stages, keep only that of a load that resumes later."""
         self.writer.drop_other_stages(keep=[keep] if keep else [])
         for stage in stages:
             self.create_stage(stage, loading)
 
     def create_stage(self, stage: Stage, loading: Loading) -> None:
         shortcut = loading.shortcut
-        # Who fills a stage from within Postgres: the reader, which may do nothing else there.
+        # The role that fills a stage from within PostgreSQL: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
         asks = loading.checks is not None and any(check.needs_reader for check in loading.checks.listed)
         reader = self.check_reader().connection.info.user if asks else None
@@ -210,10 +210,10 @@ class MartTarget(BaseTarget):
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def checks_of(self, checks: "Checks | None") -> "MartChecks | None":
-        """Open what judges rows; None where there is nothing to judge."""
+        """Open the checks of rows; return None if there are none."""
         if checks is None:
             return None
-        # Imported here: pipelines without checks need none of it.
+        # Imported here: pipelines without checks do not need it.
         from vitrina.connectors.postgres.checks import MartChecks
 
         opening = self.opening
@@ -227,7 +227,7 @@ class MartTarget(BaseTarget):
         )
 
     def check_reader(self) -> "SqlReader":
-        """Open a session of the reader for checks, once: that of the source may be at work on the next batch."""
+        """Open a session of the reader for checks, once: the source's session may be reading the next batch."""
         if self._check_reader is None:
             from vitrina.connectors.postgres import sessions
 
@@ -236,7 +236,7 @@ class MartTarget(BaseTarget):
             limits = {
                 "lock_timeout": "30000",
                 "statement_timeout": str(int(seconds * 1000)),
-                # As for a merge: a stage is joined with what it refers to in one pass.
+                # As for a merge: a stage is joined in one pass with the tables it refers to.
                 "work_mem": f"{opening.settings.merge_memory_mb}MB",
             }
 
@@ -263,7 +263,7 @@ class MartTarget(BaseTarget):
         return self.opening.definition.options.history is not None
 
     def date_snapshot(self) -> None:
-        """Date the snapshot that is about to be taken, of a mart that keeps a history; later than every one before."""
+        """Date the snapshot that is about to be taken, later than all before, if the mart keeps a history."""
         if not self.keeps_history:
             return
         clock = self._source.reader.connection if self._source else self.session
@@ -271,17 +271,17 @@ class MartTarget(BaseTarget):
         self.use_snapshot(now)
 
     def use_snapshot(self, moment: datetime) -> None:
-        """Write with the time of a snapshot, or the first after the latest: those of a mart only grow."""
+        """Write with the time of a snapshot, or the first time after the latest: those of a mart only increase."""
         latest = self._latest_snapshot or self.writer.latest_snapshot()
         self._latest_snapshot = self.writer.snapshot_at = history.later(moment, latest)
 
     def of_snapshot(self) -> dict[str, Any]:
-        """Say what the checkpoint knows of the latest snapshot."""
+        """Describe the latest snapshot for the checkpoint."""
         at = self.writer.snapshot_at
         return history.remembered(self.opening.name, at) if at else {}
 
     def notes(self) -> dict[str, Any]:
-        """Say what people are told of the run."""
+        """Return what users are told about the run."""
         at = self.writer.snapshot_at
         return {"snapshot_at": at.astimezone(UTC).isoformat()} if at else {}
 
@@ -290,11 +290,11 @@ class MartTarget(BaseTarget):
         return closing(self._open_stager(turns))
 
     def kept_stager(self, turns: Turns) -> "Stager":
-        """Open a stager that stays open as long as the target: a follower has a batch every second."""
+        """Open a stager that stays open as long as the target: a follower writes a batch every second."""
         return self._opened.enter_context(closing(self._open_stager(turns)))
 
     def _open_stager(self, turns: Turns) -> "Stager":
-        # Imported here: pushdown runs need neither pyarrow nor its half second.
+        # Imported here: pushdown runs do not need pyarrow, whose import takes half a second.
         from vitrina.connectors.postgres.stream import Stager
 
         opening = self.opening
@@ -311,10 +311,11 @@ class MartTarget(BaseTarget):
                 with self.session.transaction():
                     yield
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
-                # Changed by hand under the run: the next try looks at it anew, and makes it or names what is wrong.
+                # The table was changed during the run: the retry reads it again, and creates it or reports what is
+                # wrong.
                 raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
             except psycopg.errors.UniqueViolation as exc:
-                # The merge itself checked the key: somebody else wrote the row, or another unique key is in the way.
+                # The merge itself checked the key: another session wrote the row, or another unique key conflicts.
                 raise TransientError(
                     f"{what}: {database.sql_message(exc)} Rows may exchange values of a unique constraint that is"
                     " DEFERRABLE."
@@ -333,7 +334,7 @@ class MartTarget(BaseTarget):
 
 
 class StageLoad(BaseLoad):
-    """Everything is staged, then published in one transaction."""
+    """Stage everything, then publish it in one transaction."""
 
     def __init__(self, target: MartTarget, loading: Loading) -> None:
         self._target = target
@@ -346,7 +347,7 @@ class StageLoad(BaseLoad):
         self._is_dropped = False
 
     def _needs_tags(self, loading: Loading) -> bool:
-        """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
+        """Return whether rows must record their part; not if the stage is to become the mart."""
         if loading.name:
             return self._target.stage(loading.name, loading).has_tags(self._target.session)
         unopened = loading.in_one_statement and loading.arrives_as is None
@@ -375,14 +376,14 @@ class StageLoad(BaseLoad):
         return self._target.stager(self.turns)
 
     def handle(self) -> StageHandle:
-        """Describe the stage for processes that fill it."""
+        """Describe the stage for the processes that fill it."""
         self._target.date_snapshot()
         opening = self._target.opening
         claim, name = opening.claim, opening.definition.options.target_connection
         return StageHandle(name, claim.session_name, self.turns.stages, claim.epoch, opening.name)
 
     def commit(self, part: Part, fence: Fence) -> None:
-        """Let the staged batch count: move the checkpoint and check the fence, nothing else."""
+        """Accept the staged batch: only move the checkpoint and check the fence."""
         at = self._writer.snapshot_at
         with self._target.transaction("counting a batch"):
             fence.inside(self._target.session, Done(identity={history.OF_LOAD: at.isoformat()} if at else {}))
@@ -396,7 +397,7 @@ class StageLoad(BaseLoad):
             target.check_constraints()
             rows = counts.inserted + counts.updated + counts.unchanged
             done = Done(counts, target.remember(found, rows), target.notes(), judged)
-            # With the rows it held: a transaction of its own would wait for the disk once more.
+            # In the same transaction: a separate one would wait for the disk once more.
             self.stage.drop(target.session)
             fence.inside(target.session, done)
         self._is_dropped = True
@@ -418,13 +419,13 @@ class StageLoad(BaseLoad):
         return counts, checks.judge_change(judged, counts, before)
 
     def judge(self, checks: "MartChecks", found: Checkpoint) -> "Judgement":
-        """Judge the rows that count, in the caller's transaction; those that are rejected leave the stage."""
+        """Check the accepted rows in the caller's transaction; rejected ones are deleted from the stage."""
         return checks.judge_load(self.stage, self.stage.counted_to_judge(found.accepted), has_rows=found.rows > 0)
 
     def _recall_snapshot(self, found: Checkpoint) -> None:
-        """Take the time of the snapshot that an earlier run has read; without a row there was none.
+        """Use the time of the snapshot that an earlier run has read; without rows there was none.
 
-        After a repair, states of a later snapshot are there: what was read before it has to be read again.
+        A repair since then has written states of a later snapshot: what was read before it must be read again.
         """
         dated = found.identity.get(history.OF_LOAD)
         if dated is None:
@@ -436,20 +437,20 @@ class StageLoad(BaseLoad):
             raise StageLost(f"the mart was repaired after the rows of this load were read ({dated})")
 
     def discard(self) -> None:
-        """Drop the stage, unless that was done when its rows were shown."""
+        """Drop the stage, unless publishing has dropped it."""
         if not self._is_dropped:
             self.stage.drop(self._target.session)
 
 
-# So many merged rows may stay in a stage: they are read past faster than the stage is truncated.
+# This many merged rows may stay in a stage: skipping them is faster than truncating the stage.
 MAX_LEFT_ROWS = 2_000
 
 
 class MergeLoad(BaseLoad):
-    """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part.
+    """Alternate between two stages: one is filled while the other is merged with the checkpoint of its part.
 
-    Where one batch is expected there is one stage: making a table costs the server more than merging a few hundred
-    rows. The second is made when more batches come.
+    If one batch is expected, there is one stage, because creating a table costs the server more than merging a few
+    hundred rows. The second stage is created when more batches arrive.
     """
 
     def __init__(self, target: MartTarget, loading: Loading) -> None:
@@ -501,11 +502,11 @@ class MergeLoad(BaseLoad):
             self.turns.add(self._second)
 
     def _make_room(self, stage: Stage, part: Part) -> bool:
-        """Empty a stage that has grown. A few rows stay in it: no other batch has their number, so none counts them.
+        """Empty a stage that has grown. Return whether a second stage was created instead.
 
-        TRUNCATE gives the table new files and has the server look through all its buffers for the old ones. The only
-        stage is not emptied, because the next batch may be on its way into it: create the second one at the second
-        batch, and tell so.
+        A few rows stay in it: their batch number is not used again, so they never count. TRUNCATE creates new files for
+        the table, and the server searches all its buffers for pages of the old ones. A single stage is not emptied,
+        because the next batch may already be written to it.
         """
         self._left[stage.name] = self._left.get(stage.name, 0) + part.staged_rows
         if len(self.turns.stages) == 1:
@@ -536,7 +537,7 @@ class MergeLoad(BaseLoad):
         return counts
 
     def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
-        """Merge the part and delete what is absent in one transaction: the mart passes from one moment to another."""
+        """Merge the part and delete absent rows in one transaction: the mart moves from one snapshot to the next."""
         target, writer = self._target, self._writer
         stage = self.turns.of(part.number)
         with target.transaction(f"correcting {target.opening.name}"):
@@ -565,12 +566,12 @@ class MergeLoad(BaseLoad):
         return live_merge.delete_absent(writer, stale, is_read)
 
     def finish(self, counts: Counts, fence: Fence, judged: "Judgement | None" = None) -> Counts:
-        """Check what is left to check, and pass the fence."""
+        """Run the remaining checks and pass the fence."""
         target, writer = self._target, self._writer
         if counts.deleted:
             writer.refuse_cascading()
         target.check_constraints()
-        # The merge holds a lock by now under which nobody truncates the mart.
+        # The merge holds a lock that prevents other sessions from truncating the mart.
         if live_merge.is_rewritten(target.session, writer):
             raise TransientError(say("run.target_replaced", target=target.opening.name))
         fence.inside(target.session, Done(counts, self._followed(), target.notes(), judged))
@@ -583,7 +584,7 @@ class MergeLoad(BaseLoad):
         return self._writer.count_rows()
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
-        """Refuse to merge where earlier batches were removed; once this one is merged, nothing would show it."""
+        """Refuse to merge if earlier batches were removed from the mart; merging this one would hide that."""
         known = None if self._target.is_backfill else found.identity.get("mart")
         if (found.rows or known) and self._writer.was_emptied(known):
             raise TransientError(say("run.target_replaced", target=self._target.opening.name))
@@ -597,7 +598,7 @@ class MergeLoad(BaseLoad):
         return self._target.remember(found, max((known["rows"] if known else 0) + counts.inserted - deleted, 0))
 
     def publish(self, fence: Fence) -> Counts:
-        """End the pass: every part is visible already."""
+        """End the pass: every part is already visible."""
         unfinished = fence.found.stage
         with self._target.transaction("ending the pass"):
             self._writer.drop_other_stages(keep=[unfinished] if unfinished else [])
@@ -606,7 +607,7 @@ class MergeLoad(BaseLoad):
 
 
 class PostgresShortcut:
-    """From a query to a mart: Postgres fills the stage itself, or lines of COPY are passed on unopened."""
+    """Move rows from a query to a mart: PostgreSQL fills the stage itself, or COPY lines are passed on unparsed."""
 
     def __init__(self, target: MartTarget, source: QuerySource) -> None:
         self._target = target
@@ -648,13 +649,13 @@ class PostgresShortcut:
                 yield self._by_postgres(load.turns, window, probe, snapshot, paging=paging, isolate=route.isolate)
 
     def handle(self, load: Load, window: Window, route: Route) -> CopyHandle:
-        """Describe how rows are copied, for processes that copy a range each."""
+        """Describe how rows are copied, for processes that each copy a range."""
         if not isinstance(load, StageLoad):
             raise TypeError(f"ranges are copied into a stage, not {load}")
         return CopyHandle(self._source.handle(window), load.handle(), self._paging(window, route).staged_as)
 
     def correct(self, load: Load, moment: Moment, stale: Stale, number: int, fence: Fence) -> Counts:
-        """Pass the rows of stale keys on as COPY writes them, and show them in one transaction."""
+        """Copy the rows of stale keys as COPY writes them and publish them in one transaction."""
         if not isinstance(load, MergeLoad) or not isinstance(moment, QueryMoment):
             raise TypeError(f"a mart is corrected from a snapshot of a query, not {load} from {moment}")
         target = self._target
@@ -727,7 +728,7 @@ class PostgresShortcut:
         return Paging(order, names, lambda: rows)
 
     def _snapshot(self, window: Window, route: Route, sessions: ExitStack) -> SharedSnapshot | None:
-        """Share one state of the source among the chunks of one load, and among the pages of a pass for a history."""
+        """Share one snapshot among the chunks of one load, and among the pages of a pass for a history."""
         if route.page_rows is None or (isinstance(window, QueryWindow) and not self._target.keeps_history):
             return None
         source = self._source

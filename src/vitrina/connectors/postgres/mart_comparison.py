@@ -1,4 +1,4 @@
-"""A mart and its source as the two sides of a comparison: both asked in SQL, in the types of the mart."""
+"""Compare a mart with its source: query both in SQL, in the types of the mart."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from vitrina.ports.compare import ComparableSide, Correction, Difference, Looked
 
 
 class MartComparison:
-    """A pipeline whose target is a table."""
+    """Compare a pipeline whose target is a table."""
 
     full_guarantee = "every row by a 64-bit hash of its key and columns, taken inside each database"
 
@@ -30,7 +30,7 @@ class MartComparison:
         self._refuse_what_a_run_would_change()
 
     def _refuse_what_a_run_would_change(self) -> None:
-        """Refuse a mart that the next run would have to change, and say how; change nothing."""
+        """Refuse a mart that the next run would have to change, and report how; change nothing."""
         writer, name = self._writer, self._looked.definition.final_target
         if not writer.exists:
             raise FatalError(f"{name} does not exist yet: run the pipeline first")
@@ -89,7 +89,7 @@ class MartComparison:
         if isinstance(source, QuerySource) and not self._looked.has_steps:
             yield self._asked(source, names)
             return
-        # Imported here: it needs pyarrow, and half a second for it.
+        # Imported here: it needs pyarrow, whose import takes half a second.
         from vitrina.connectors.postgres import mart_recomputed
 
         with mart_recomputed.staged(self._writer, self._url, self._looked, self._found) as (connection, rows):
@@ -124,7 +124,7 @@ class MartComparison:
 
     @property
     def _is_gone(self) -> Composable | None:
-        """Condition on rows of the source that it calls deleted: the mart shall not have them."""
+        """Return the condition on rows that the source marks as deleted: the mart must not contain them."""
         gone = self._writer.gone
         return SQL("coalesce(q.{}, false)").format(Identifier(gone)) if gone else None
 
@@ -145,7 +145,7 @@ class MartComparison:
         return mart_rows.kind_of(self._writer, name)
 
     def _spelled(self, name: str, types_given: dict[str, str] | None) -> Composable:
-        """Spell a column in the mart's type: 0.1 as real is another text than as double precision."""
+        """Cast a column to the mart's type: 0.1 as real has another text than as double precision."""
         reference = SQL("q.{}").format(Identifier(name))
         kind = self._kind(name)
         given = types_given[name] if types_given else kind
@@ -164,14 +164,14 @@ class MartComparison:
 
     @property
     def arrives_as(self) -> dict[str, str]:
-        """Corrections come as text, which is exact for every type."""
+        """Return the types of corrections: text, which is exact for every type."""
         return dict.fromkeys(self._writer.staged_columns, "text")
 
     def refuse_shrinking(self, deletes: int) -> None:
         self._writer.refuse_shrinking(deletes)
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
+        # Imported here: comparisons within PostgreSQL do not need pyarrow, whose import takes half a second.
         import pyarrow as pa
 
         self._writer.connection.execute("SET lc_monetary = 'C'")

@@ -1,8 +1,7 @@
-"""Whether a mart is still the table that a pipeline filled: what is remembered of it, and how that is checked.
+"""Detect whether a mart is still the table that a pipeline filled.
 
-TRUNCATE, and a table that was recreated, show in the oid or the file. A file also changes for harmless reasons
-(VACUUM FULL, CLUSTER, pg_repack, ALTER TABLE): then the rows decide. Those that were written last are in no older
-copy.
+TRUNCATE and recreating the table change the oid or the file. A file also changes for harmless reasons (VACUUM FULL,
+CLUSTER, pg_repack, ALTER TABLE). In that case the rows decide: an older copy lacks the rows that were written last.
 """
 
 from collections.abc import Sequence
@@ -16,25 +15,25 @@ from vitrina.connectors.postgres.catalog import Table
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# How many rows are remembered of the latest batch that wrote any.
+# How many rows of the latest non-empty batch are remembered.
 WITNESSES = 2
 
 
 def remember(table: Table, rows: int, before: dict[str, Any] | None) -> dict[str, Any]:
-    """Describe the table for the checkpoint when nothing was written: at least `rows` rows are in these files."""
+    """Describe the table for the checkpoint if nothing was written: its files hold at least `rows` rows."""
     known = before or {"key": [], "columns": [], "witnesses": []}
     return known | {"name": f"{table.schema}.{table.name}", "files": table.files, "rows": rows}
 
 
 def followed(table: Table) -> dict[str, Any]:
-    """What to keep after a batch of a live run: another file means another table, as a full load corrects it."""
+    """Describe the mart after a batch of a live run. Another file means another table, which a full load corrects."""
     return remember(table, 0, None) | {"followed": True}
 
 
 def witnesses(
     connection: Connection, table: Table, key: Sequence[str], columns: Sequence[str], written: Composable
 ) -> dict[str, Any]:
-    """Sample the rows that a merge wrote, which are those that meet the condition on the alias `t`."""
+    """Sample the rows that a merge wrote: those that match the condition on the alias `t`."""
     rows = connection.execute(
         SQL(
             "SELECT {key} AS key, {digest} AS digest, ARRAY[{values}] AS values FROM {table} AS t WHERE {written}"
@@ -58,7 +57,7 @@ def witnesses(
 
 
 def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> bool:
-    """Tell whether the table of that name holds what was remembered of it."""
+    """Return whether the table of that name holds what was remembered of it."""
     files = catalog.files_of(connection, target)
     if known.get("followed"):
         return bool(files == known["files"])
@@ -74,14 +73,14 @@ def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any
 
 
 def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> bool:
-    """Tell whether one of the rows written last is still there, whatever its other columns hold now.
+    """Return whether one of the rows written last still exists, whatever its other columns contain now.
 
-    DELETE, and a crash that empties an unlogged table, leave the file as it was. A pipeline that fills the mart again
-    first leaves no other sign for the other pipelines of that mart.
+    DELETE, and a crash that empties an unlogged table, do not change the file. If another pipeline refills the shared
+    mart first, its remaining pipelines have no other sign.
     """
     rows = [values for _, _, *more in known["witnesses"] for values in more if None not in values]
     if len(rows) < len(known["witnesses"]) or not rows:
-        return True  # nothing is known to look for
+        return True  # there is nothing to look for
     own = catalog.equalities(connection, known["key_types"])
     found = [
         SQL("({})").format(
@@ -94,7 +93,7 @@ def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, An
     ]
     try:
         row = connection.execute(
-            # Not EXISTS: where a key may have many rows, the planner would read the table to meet one of them soon.
+            # Not EXISTS: if a key may have many rows, the planner would scan the table, expecting to find one soon.
             SQL("SELECT count(*) > 0 AS found FROM {} AS t WHERE {}").format(
                 Identifier(target.schema, target.table), SQL(" OR ").join(found)
             )

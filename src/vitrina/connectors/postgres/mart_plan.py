@@ -1,4 +1,4 @@
-"""What a full load would change in a mart: rows are staged and joined as for a publish, and not written there."""
+"""Determine what a full load would change in a mart. Rows are staged and joined as for publishing, but not written."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from vitrina.sentences import say
 from vitrina.store import stages
 
 _OPS: Sequence[tuple[str, SampleKind]] = (("I", "added"), ("U", "changed"), ("D", "removed"))
-# Only a write would tell whether rows keep to these. A key that comes twice, or is NULL, is looked for.
+# Rules that only a write can test. Repeated and NULL keys are checked separately.
 _RULES_OF_MART = """
 SELECT pg_catalog.format('NOT NULL of %%I', a.attname) AS rule
 FROM pg_catalog.pg_attribute a
@@ -52,21 +52,21 @@ ORDER BY 1
 
 
 class ForeseeingMart(MartTarget):
-    """A table in Postgres that tells what a full load would change in it."""
+    """Represent a PostgreSQL table that reports what a full load would change in it."""
 
     def plan_load(self, loading: Loading, latest: Sequence[str]) -> "MartPlan":
         return MartPlan(self, loading, latest)
 
 
 class MartPlan:
-    """Fill a stage of its own, which ends with the plan."""
+    """Fill a separate stage, which is dropped with the plan."""
 
     def __init__(self, target: MartTarget, loading: Loading, latest: Sequence[str]) -> None:
         self._target = target
-        # Its stage never becomes the mart.
+        # This stage never becomes the mart.
         self._loading = loading = replace(loading, in_one_statement=False)
         self._writer = target.writer
-        # Stages of the pipeline's runs have other names: neither drops those of the other.
+        # Stages of the pipeline's runs have other names, so plans and runs do not drop each other's stages.
         self._writer.stage_prefix = PLAN
         self._writer.imagine()
         self.load = StageLoad(target, loading)
@@ -83,7 +83,7 @@ class MartPlan:
             self._target.create_stage(self.load.stage, self._loading)
 
     def discard(self) -> None:
-        # A session that was lost must not hide why; housekeeping drops what nobody holds.
+        # An error of a lost session must not hide the original one; housekeeping drops unused stages.
         with suppress(psycopg.Error):
             self.load.discard()
 
@@ -108,7 +108,7 @@ class MartPlan:
         )
 
     def _untried(self) -> Sequence[str]:
-        """Name the mart's own rules, which only a write tries."""
+        """List the mart's own rules, which only a write can test."""
         table, key = self._writer.table, list(self._target.opening.definition.target_key or ())
         given = list(self._writer.columns)
         values = {"oid": table.oid, "key": key, "given": given}
@@ -125,7 +125,7 @@ class MartPlan:
             yield
 
     def _foresee(self, found: Checkpoint) -> Foreseen:
-        # Rows of other pipelines are none that this one no longer gives.
+        # Rows of other pipelines do not count as removed from this query.
         is_alone = not self._target.opening.definition.options.shared_target
         foreseen = self._writer.foresee(self.load.stage, found, deletes=is_alone, latest=self._latest)
         try:
@@ -136,7 +136,7 @@ class MartPlan:
         return foreseen
 
     def _counted(self, foreseen: Foreseen) -> tuple[Counts, int | None]:
-        """Give the counts of the run. One that deletes nothing leaves alone what the query no longer gives."""
+        """Return the counts of the run. A run that deletes nothing leaves rows that the query no longer returns."""
         counts = foreseen.counts
         unchanged = foreseen.staged_rows - counts.inserted - counts.updated
         if self._loading.deletes:
@@ -164,7 +164,7 @@ class MartPlan:
     # --- checks ------------------------------------------------------------------------------------------------------
 
     def _judge(self, found: Checkpoint) -> Judgement:
-        """Judge the rows as a publish does; rejected ones leave the stage. What fails is told, and the rows stay."""
+        """Check the rows as publishing does; rejected ones leave the stage. Report failures and keep the rows."""
         if self.load.checks is None:
             return Judgement()
         try:

@@ -1,4 +1,4 @@
-"""What is in a table: rows, size, and of each column NULLs, distinct values, the ends, and the most frequent values."""
+"""Profile a table: rows, size and, per column, NULLs, distinct values, minimum, maximum and most frequent values."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from vitrina.ports.profile import LONGEST_SHOWN, TOP_VALUES, ColumnProfile, Targ
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# Of a larger table, columns are looked at in a sample of about so many rows.
+# Columns of a larger table are profiled on a sample of about this many rows.
 MOST_ROWS = 1_000_000
 _ORDERED = (
     "smallint", "integer", "bigint", "numeric", "real", "double precision", "date", "timestamp", "time", "text",
@@ -19,7 +19,7 @@ _ORDERED = (
 
 
 def profile(connection: Connection, table: Table) -> TargetProfile:
-    """Look at the table in one snapshot, which writes nothing."""
+    """Profile the table in one read-only snapshot."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         size = database.one(connection.execute(_size(), [table.oid]))["size"]
@@ -49,7 +49,7 @@ def _looked_at(table: Table, rows: int) -> Composed:
 
 
 def _ends(table: Table, looked_at: Composable) -> Composed:
-    """Count the rows, and of each column the values; find its least and its greatest one. One reading."""
+    """Count the rows and each column's values, and find their minimum and maximum, in one scan."""
     outputs: list[Composable] = [SQL("count(*) AS rows")]
     for place, column in enumerate(table.columns):
         name = Identifier(column.name)
@@ -69,7 +69,7 @@ def _is_ordered(column: TableColumn) -> bool:
 def _column(
     connection: Connection, looked_at: Composable, column: TableColumn, place: int, ends: dict[str, Any]
 ) -> ColumnProfile:
-    """Group the values of one column, as text: not every type has an order or a hash."""
+    """Group the values of one column as text: not every type has an order or a hash."""
     row = database.one(
         connection.execute(
             SQL(

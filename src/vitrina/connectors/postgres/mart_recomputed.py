@@ -1,4 +1,4 @@
-"""Rows that Python makes, once more and beside the mart: what is there to compare when no query can be asked again."""
+"""Recompute the rows of a Python source next to the mart, for comparisons that cannot query the source again."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +20,7 @@ from vitrina.store.database import Connection
 def staged(
     writer: PostgresWriter, url: str, looked: Looked, found: Checkpoint
 ) -> Iterator[tuple[Connection, Composable]]:
-    """Write the rows into a table of their own, dropped with the block. `IS_IN_FLIGHT` refers to its rows."""
+    """Write the rows into a separate table, dropped with the block. `IS_IN_FLIGHT` refers to its rows."""
     name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
     stage = writer.stage(name, dict(looked.arrives_as or {}))
     session = f"vitrina:reconcile:{looked.pipeline_id}"
@@ -37,9 +37,9 @@ def staged(
             stage.drop(connection)
 
 
-# Young rows are staged in odd batches.
+# In-flight rows are staged in odd batches.
 IS_IN_FLIGHT = SQL("q.{} % 2 = 1").format(Identifier(BATCH))
-# A later batch writes over an earlier one; within a batch, a key may come only once.
+# A later batch overwrites an earlier one; within a batch, a key may occur only once.
 LATEST = (SQL("q.{}").format(Identifier(BATCH)),)
 
 

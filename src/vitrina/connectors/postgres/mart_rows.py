@@ -1,4 +1,4 @@
-"""Rows of a mart by their key, in the one text form that a comparison knows keys by."""
+"""Select rows of a mart by key, in the text form that comparisons use for keys."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from vitrina.store import database
 
 
 def have_keys(writer: PostgresWriter, keys: Sequence[Key]) -> Composable:
-    """Build the condition on `q` that is true of these rows alone."""
+    """Build the condition on `q` that matches exactly these rows."""
     fields = tuple(Field(name, SQL("q.{}").format(Identifier(name)), kind_of(writer, name)) for name in writer.key)
     side = TableSide(writer.connection, SQL(""), writer.table.identifier, fields, (), translate)
     return side.has_key(keys)
 
 
 def kind_of(writer: PostgresWriter, name: str) -> str:
-    """Return the type that a column of the mart is compared in."""
+    """Return the type in which a column of the mart is compared."""
     column = writer.table.column(name)
     if column is None:
         raise TargetMismatch(f"{writer.target} lacks the column {name!r}: run the pipeline, which adds it")

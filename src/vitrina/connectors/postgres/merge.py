@@ -1,4 +1,4 @@
-"""The SQL that turns staged rows into the smallest change of a target: delete, update what differs, insert."""
+"""Build the SQL that applies staged rows to a target with the fewest changes: delete, update what differs, insert."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ _WITH_FLOATS = frozenset({"real", "double precision", "point", "line", "lseg", "
 
 @dataclass(frozen=True)
 class Merge:
-    """How the rows of a stage relate to the rows of a target."""
+    """Describe how the rows of a stage relate to the rows of a target."""
 
     target: Table
     key: tuple[str, ...]
-    columns: tuple[str, ...]  # what the query gives and the target takes, key included
+    columns: tuple[str, ...]  # columns that the query returns and the target accepts, including the key
     not_compared: frozenset[str]  # stamps: a row does not differ because of them
-    # The column that says when a row left the source: such rows stay in the target. None: they are deleted.
+    # The column that records when a row left the source: such rows stay in the target. None: they are deleted.
     soft: str | None
-    staged: Composable  # FROM item that yields exactly the staged rows that count, under the target's column names
-    # FROM item with the target's rows, places included, where they are not those of the table as it is.
+    staged: Composable  # FROM item with exactly the staged rows that count, under the target's column names
+    # FROM item with the target's rows and positions, if they differ from those of the table as it is.
     rows: Composable | None = None
 
     @property
@@ -35,7 +35,10 @@ class Merge:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """What an update writes. A key whose value may be equal and yet differ, such as 1.0 and 1.00, too."""
+        """Return the columns that an update writes.
+
+        Key columns are included if equal values may differ (1.0 and 1.00).
+        """
         return tuple(name for name in self.columns if name not in self.key or name in self.target.loosely_equal)
 
     @property
@@ -44,12 +47,12 @@ class Merge:
 
     @property
     def finds_by_position(self) -> bool:
-        """Rows of a plain table are found again by their place; partitions each number their own places."""
+        """Return whether rows can be found again by position. Partitions each number their positions separately."""
         return self.target.kind == "r"
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """Bookkeeping columns that the query does not give. They are written again whenever their row is."""
+        """Return bookkeeping columns that the query does not return. They are updated whenever their row is."""
         return tuple(
             column.name
             for column in self.target.columns
@@ -58,7 +61,7 @@ class Merge:
 
 
 def upsert(merge: Merge) -> Composed:
-    """Merge in one statement that tells how many rows it inserted and updated; for a target that has no other key."""
+    """Merge in one statement that returns how many rows it inserted and updated; for a target without other keys."""
     matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(differs(merge), _comma(_assignments(merge, "s")))
     return SQL(
         """
@@ -85,7 +88,7 @@ def upsert(merge: Merge) -> Composed:
 
 
 def update_staged(merge: Merge) -> Composed | None:
-    """Update what differs, straight from the stage; None when a row is nothing but its key."""
+    """Build an UPDATE of changed rows directly from the stage; None if a row consists only of its key."""
     if not merge.compared:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {} AND {}").format(
@@ -94,7 +97,7 @@ def update_staged(merge: Merge) -> Composed | None:
 
 
 def insert_staged(merge: Merge) -> Composed:
-    """Insert what is new, straight from the stage."""
+    """Build an INSERT of new rows directly from the stage."""
     return SQL(
         "INSERT INTO {target} ({columns}){overriding} SELECT {values} FROM {staged} AS s"
         " WHERE NOT EXISTS (SELECT FROM {target} AS t WHERE {same})"
@@ -116,7 +119,7 @@ def same_key(merge: Merge, left: str = "s", right: str = "t") -> Composed:
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
     """Join stage and target once into a temporary table: op I, U or D, with the rows themselves.
 
-    A row differs when its binary image does: IS DISTINCT would call 1.0 and 1.00 equal, and fails on json.
+    Rows differ if their binary images do: IS DISTINCT FROM treats 1.0 and 1.00 as equal, and fails on json.
     """
     return SQL(
         """
@@ -128,7 +131,7 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         """
     ).format(
         is_there=SQL("t.{} IS NULL").format(Identifier(merge.soft)) if merge.soft else SQL("true"),
-        # Not the key: a mart's own rows may lack it, and a composite of NULLs "is NULL".
+        # Not the key: existing rows of a mart may lack it, and a composite of NULLs "is NULL".
         target_absent=SQL("t.ctid IS NULL"),
         stage_absent=SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(merge.key[0])),
         position=SQL("t.ctid AS {}, ").format(Identifier(POSITION)) if merge.finds_by_position else SQL(""),
@@ -143,7 +146,7 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
 
 
 def differs(merge: Merge) -> Composable:
-    """Whether rows differ; one that is back in the source differs from what was kept of it."""
+    """Build the condition that rows differ; a row that returned to the source differs from the one kept."""
     back = SQL("t.{} IS NOT NULL").format(Identifier(merge.soft)) if merge.soft else SQL("false")
     if not merge.compared:
         return back
@@ -182,7 +185,7 @@ def count_diff() -> Composed:
 
 
 def count_changed_columns(merge: Merge) -> Composed:
-    """Count, column by column, the rows whose value would change; the outputs are in the order of `compared`."""
+    """Count for each column the rows whose value would change; the outputs are in the order of `compared`."""
     changed = (
         SQL("count(*) FILTER (WHERE {}) AS {}").format(_column_differs(merge, name), Identifier(f"c{place}"))
         for place, name in enumerate(merge.compared)
@@ -200,10 +203,10 @@ def _column_differs(merge: Merge, name: str) -> Composed:
 
 
 def first_differences(merge: Merge, op: str, limit: int) -> Composed:
-    """Read the first rows of one kind, by key: as text, before and after."""
+    """Read the first rows of one kind by key: as text, before and after."""
     texts = {alias: _comma(_text(alias, name) for name in merge.columns) for alias in ("t", "d")}
     before, after = (SQL("(SELECT to_jsonb(x.*)::text FROM (SELECT {}) AS x)").format(texts[a]) for a in ("t", "d"))
-    # A removed row has nothing but its key in the difference, and a new one is not in the target.
+    # For a removed row the difference contains only the key, and a new row is not in the target.
     return SQL(
         "SELECT {before} AS before, {after} AS after"
         ' FROM (SELECT * FROM {diff} WHERE "_op" = {op} ORDER BY {key} LIMIT {limit}) AS d {target} ORDER BY {ordered}'
@@ -233,7 +236,7 @@ def is_in_diff(merge: Merge) -> Composed:
 
 
 def is_staged(merge: Merge) -> Composed:
-    """A condition on rows `q` of the target: their keys are among the staged rows."""
+    """Build a condition on rows `q` of the target: their keys are among the staged rows."""
     same = same_key(merge, "s", "q")
     return SQL("EXISTS (SELECT FROM {} AS s WHERE {})").format(merge.staged, same)
 
@@ -249,7 +252,7 @@ def delete_rows(merge: Merge) -> Composed:
 
 
 def update_rows(merge: Merge) -> Composed | None:
-    """Update rows that differ. Return None when a row is nothing but its key, because there is nothing to update."""
+    """Build an UPDATE of rows that differ. Return None if a row consists only of its key."""
     if not merge.written and not merge.soft:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
@@ -300,7 +303,7 @@ def insert_rows(merge: Merge) -> Composed:
 
 
 def insert_all(merge: Merge, *, in_order: bool) -> Composed:
-    """Insert straight from the stage, without a comparison; for an empty target."""
+    """Insert directly from the stage without a comparison; for an empty target."""
     return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s{}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
@@ -312,14 +315,14 @@ def insert_all(merge: Merge, *, in_order: bool) -> Composed:
 
 
 def count_staged(merge: Merge) -> Composed:
-    """Count rows and distinct keys. Fewer keys than rows means that a key comes twice."""
+    """Count rows and distinct keys. Fewer keys than rows means that a key is repeated."""
     return SQL("SELECT count(*) AS rows, count(DISTINCT ({})) AS keys FROM {} AS s").format(
         _prefixed("s", merge.key), merge.staged
     )
 
 
 def find_duplicates(merge: Merge) -> Composed:
-    """Count the keys that come more than once, and name one of them."""
+    """Count the repeated keys and return one of them."""
     keys = _prefixed("s", merge.key)
     return SQL(
         """

@@ -1,4 +1,4 @@
-"""Amounts of type `money`: what their text says depends on the locale of the session that writes or reads it."""
+"""Check amounts of type `money`: their text depends on the locale of the session that writes or reads it."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from vitrina.store.database import Connection
 def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Column]) -> None:
     """Refuse money between databases that write it differently.
 
-    That happens where one counts other than two digits after the point. Such a database keeps its own locale, because
-    queries that cast its amounts would get other values in any other locale.
+    That happens if one of them has a number of decimal places other than two. Such a database keeps its own locale,
+    because queries that cast its amounts would get other values in any other locale.
     """
-    # Types of a schema's own may be made of it.
+    # A type of a user schema may be based on money.
     suspects = [column for column in columns if "money" in column.type or "." in column.type]
     if not suspects or (ours := _written(source)) == (theirs := _written(target)):
         return

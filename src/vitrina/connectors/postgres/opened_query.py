@@ -1,4 +1,4 @@
-"""A query that is open for reading: its reader, its columns and its cursor."""
+"""Hold a query that is open for reading: its reader, its columns and its cursor."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ Lend = Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Con
 
 
 class OpenedQuery:
-    """What is known of one pipeline's query and asked through its reader; `QuerySource` makes a source of it."""
+    """Hold what is known about one pipeline's query and its reader; `QuerySource` extends it to a source."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class OpenedQuery:
         backfill: dict[str, Any] | None,
         lend: Lend | None = None,
     ) -> None:
-        # A session for a part of the run, which ends with the lease.
+        # Lends a session for a part of the run; it ends with the lease.
         self._lend = lend
         self.definition = definition
         self.settings = settings
@@ -66,14 +66,14 @@ class OpenedQuery:
 
     @cached_property
     def reads_metastore(self) -> bool:
-        """Tell whether the source is the metastore's own database; the reader's login may point to a copy of it."""
+        """Return whether the source is the metastore's own database; the reader's login may point to a copy of it."""
         if self.definition.source_connection != DEFAULT_CONNECTION:
             return False
         return database.place(self.reader.connection) == database.place(self._metastore)
 
     @property
     def statistics(self) -> Connection:
-        """Return the session that may see when other sessions' transactions began, on the server that is read."""
+        """Return a session on the source's server that may see when transactions of other sessions began."""
         return self._metastore if self.reads_metastore else self.reader.connection
 
     @property
@@ -84,7 +84,7 @@ class OpenedQuery:
 
     @property
     def identity(self) -> str:
-        """Identify the columns that the values of a checkpoint are of: the key's digest, a slash, the id's."""
+        """Identify the columns that a checkpoint's values belong to: the key's digest, a slash, the id's digest."""
         cursor = self._required_cursor
         parts = (
             self.definition.source_connection,

@@ -1,4 +1,4 @@
-"""Opening a query as a source and a table as a target, with the sessions of the run they are opened for."""
+"""Open a query as a source and a table as a target, with the sessions of the run."""
 
 from vitrina.connectors.postgres.load import MartOpening, MartTarget
 from vitrina.connectors.postgres.mart_plan import ForeseeingMart

@@ -1,4 +1,4 @@
-"""Operators that an empty search_path hides: where a type brings its own, a comparison must not fall back to text's."""
+"""Detect operators that an empty search_path hides: comparisons of such a type must not fall back to those of text."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _END_OF_EXPRESSION = frozenset(
 def refuse_hidden(source: Connection, text: str, plan: object, relations: Iterable[tuple[str, str]]) -> None:
     """Refuse a query that compares a column of such a type as if it were text; it would find other rows.
 
-    Where the operators are found, the plan shows no cast, and there is nothing to refuse.
+    If the operators are visible, the plan shows no cast and there is nothing to refuse.
     """
     columns = _columns(source, relations)
     if not columns:
@@ -52,10 +52,11 @@ _BEFORE = re.compile(rf"(?:(?<= )({_OPERATOR}) (?:ANY |ALL )?\(?|(NULLIF)\(|(\w+
 
 
 def _hidden(plan: object, name: str, column: dict[str, Any]) -> str | None:
-    """Find an operator of the column's own type that the plan replaces by one of another type, after a cast."""
+    """Find an operator of the column's type that the plan replaces, after a cast, by one of another type."""
     shown = rf'(?:[\w"$]+\.)?{re.escape(_as_shown(name))}'
     mentioned = re.compile(rf'(?<![\w"$.]){shown}(?!["\w$(])(?!\)::)')
-    # Its comparison is not shown, but what it compares with is: of the same type where the operator was found.
+    # The plan does not show the comparison of CASE, but the compared value: it has the same type if the operator was
+    # found.
     by_case = re.compile(rf"CASE {shown} WHEN (?!''::{re.escape(column['type'].rpartition('.')[2])})")
     own = {*column["operators"], *(f"{function}()" for function in column["functions"])}
     for expression in explain.expressions(plan):
@@ -67,7 +68,7 @@ def _hidden(plan: object, name: str, column: dict[str, Any]) -> str | None:
 
 
 def _given_to(text: str, mentioned: re.Pattern[str]) -> Iterator[str]:
-    """Find operators and functions that stand beside a cast of something that mentions the column."""
+    """Find operators and functions applied to a cast of an expression that mentions the column."""
     for cast in _CAST.finditer(text):
         start = _opening(text, cast.start())
         if not mentioned.search(text, start + 1, cast.start()):
@@ -94,7 +95,7 @@ def _as_shown(name: str) -> str:
 
 
 def _names(words: list[Token], column: str) -> set[str]:
-    """Collect the column's name and those that the query gives it where it passes it on."""
+    """Collect the column's name and the aliases that the query gives it."""
     names = {column}
     while True:
         found = {label for place in _places(words, names) if (label := _label(words, place))}
@@ -126,9 +127,9 @@ def _label(words: list[Token], place: tuple[int, int]) -> str | None:
 
 
 def _is_used(words: list[Token], place: tuple[int, int]) -> bool:
-    """Tell whether the column is used in an expression.
+    """Return whether the column is used in an expression.
 
-    Lists of outputs, groups or an order do not count, and neither does a cast that the author wrote.
+    Lists of outputs, groups or an order do not count, nor does a cast that the author wrote.
     """
     first, last = place
     after = _value(words, last + 1)
@@ -148,7 +149,7 @@ def _is_name(words: list[Token], place: int) -> bool:
 
 
 def _value(words: list[Token], place: int) -> str:
-    """Return the text of a keyword, sign or operator; a quoted name is none of them."""
+    """Return the text of a keyword, sign or operator; a quoted name is none of these."""
     if not 0 <= place < len(words) or words[place].kind in (Kind.NAME, Kind.STRING):
         return "" if place >= len(words) else "\0"
     return words[place].value
@@ -170,7 +171,7 @@ def _columns(source: Connection, relations: Iterable[tuple[str, str]]) -> list[d
     """List columns whose type has operators outside pg_catalog and casts implicitly to a type inside it."""
     listed = list(relations)
     wanted = [[schema for schema, _ in listed], [name for _, name in listed]]
-    # Asked first: most queries read no such type, and the question below takes longer to plan than to answer.
+    # Queried first: most queries read no such type, and the query below takes longer to plan than to run.
     if _HAS_FOREIGN_TYPES.fetch_one(source, wanted) is None:
         return []
     return source.execute(

@@ -1,4 +1,4 @@
-"""Decode what the plugin pgoutput sends, protocol version 1: whole transactions in the order of their commits."""
+"""Decode the messages of the pgoutput plugin, protocol version 1: whole transactions in the order of their commits."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vitrina.errors import FatalError
 from vitrina.ports.live import Change, ChangeKind, Image
 
-# Postgres counts microseconds since 2000.
+# PostgreSQL counts microseconds since 2000-01-01.
 _EPOCH_2000 = 946_684_800.0
 
 _BEGIN = Struct("!xqqI")
@@ -25,21 +25,21 @@ _FULL_IDENTITY = "f"
 
 
 class Begin(NamedTuple):
-    """The start of a transaction; `lsn` is a place within its commit record."""
+    """Represent the start of a transaction; `lsn` lies within its commit record."""
 
     lsn: int
     xid: int
 
 
 class Commit(NamedTuple):
-    """The end of a transaction; `upto` is the end of its commit record."""
+    """Represent the end of a transaction; `upto` is the end of its commit record."""
 
     upto: int
     committed_at: float
 
 
 class Column(NamedTuple):
-    """A column as the log describes it."""
+    """Describe a column as the log describes it."""
 
     name: str
     in_identity: bool
@@ -47,7 +47,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Relation:
-    """A table as it was when the change was written."""
+    """Describe a table as of the time the change was written."""
 
     oid: int
     name: str
@@ -56,7 +56,7 @@ class Relation:
 
 
 class Wanted(NamedTuple):
-    """What is kept of a table: the name that queries use, and the columns."""
+    """Name what is kept of a table: the name that queries use, and the columns."""
 
     relation: str
     columns: Collection[str]
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class _Layout:
-    """A relation with the columns that are kept; the others have no name."""
+    """Describe a relation by its kept columns; the others are None."""
 
     relation: str
     columns: tuple[str | None, ...]
@@ -76,7 +76,7 @@ Message = Begin | Commit | list[Change] | None
 
 
 class Decoder:
-    """Turn messages into changes, with the columns that `want` names for their table and no others."""
+    """Decode messages into changes that contain only the columns that `want` names for their table."""
 
     def __init__(self, want: Callable[[Relation], Wanted | None]) -> None:
         self._want = want
@@ -86,11 +86,11 @@ class Decoder:
         self._number = 0
 
     def refresh(self) -> None:
-        """Ask again what is wanted of each table."""
+        """Ask again which columns of each table are wanted."""
         self._layouts.clear()
 
     def decode(self, data: bytes) -> Message:
-        """Read one message. What says nothing about rows (types, origins, relations) gives None."""
+        """Decode one message. Return None for messages that are not about rows (types, origins, relations)."""
         kind = data[0:1]
         if kind == b"I":
             return self._row(data, "insert")
@@ -113,7 +113,8 @@ class Decoder:
 
     def _begin(self, data: bytes) -> Begin:
         start, _, xid = _BEGIN.unpack_from(data)
-        # One further than the record's start: a record may start where another ends, and up to there all is stored.
+        # One further than the record's start: a record may start where another ends, and everything up to there is
+        # stored.
         self._begun, self._number = Begin(start + 1, xid), 0
         return self._begun
 
@@ -152,7 +153,7 @@ class Decoder:
         at, tag = 6, data[5]
         if tag in b"KO":
             image, at = _image(data, at, layout.columns)
-            # What is not in the identity is sent as NULL, whatever it is.
+            # Columns outside the identity are sent as NULL, whatever their value.
             old = image if tag in b"O" else {name: image[name] for name in image if name in layout.identity}
             at += 1
         if kind != "delete":
@@ -182,18 +183,18 @@ def _layout(found: Relation, wanted: Wanted) -> _Layout:
 
 
 def _completed(new: Image, old: Image | None, layout: _Layout, kind: ChangeKind) -> tuple[Image, Image | None]:
-    """Add what the log leaves out: large values that did not change, and identities that did not."""
+    """Add what the log omits: unchanged large values and unchanged identities."""
     if kind != "update":
         return new, old
     if old is None and not layout.has_full_identity:
-        # The old identity is sent only when one of its columns changed.
+        # The old identity is sent only if one of its columns changed.
         return new, {name: new[name] for name in new if name in layout.identity}
     unchanged = {name: old[name] for name in (old or ()) if name not in new} if old else {}
     return {**new, **unchanged}, old
 
 
 def _image(data: bytes, at: int, columns: Sequence[str | None]) -> tuple[dict[str, str | None], int]:
-    """Read a row; a large value that did not change is not sent, so it is not in the image."""
+    """Read a row; unchanged large values are not sent, so the image lacks them."""
     (count,) = _COUNT.unpack_from(data, at)
     at += _COUNT.size
     image: dict[str, str | None] = {}

@@ -1,7 +1,7 @@
-"""What the server itself says a query would read and call, held against the operator's allow-lists before it runs.
+"""Check what a query would read and call, according to the server, against the operator's allow-lists before it runs.
 
 The catalog decides: where views, partitions and SQL functions may lead does not depend on the values of a run. The plan
-of the statement, with the bounds that it runs with, is the second opinion, and knows what it costs.
+of the statement with its actual bounds is checked as well, and gives the estimated cost.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ SOURCE_QUERY = say("run.the_query")
 
 @dataclass(frozen=True)
 class Admitted:
-    """A statement that may run: its plan, and everything that it may call."""
+    """Represent a statement that may run: its plan, and everything that it may call."""
 
     plan: Plan
     reach: Reach
 
     @property
     def functions_of_unknown_effect(self) -> set[str]:
-        """What is called beyond the functions known to compute and nothing else: such a query runs read-only."""
+        """Return the called functions that may do more than compute; a query with such functions runs read-only."""
         reached = {".".join(name) for name in self.reach.functions} | (
             self.reach.volatile_of_catalog - vocabulary.FUNCTIONS
         )
@@ -48,9 +48,10 @@ def admit(
     max_cost: float | None = None,
     own: frozenset[Name] = frozenset(),
 ) -> Admitted:
-    """Explain a query, or a statement made of it.
+    """Explain a query, or a statement built from it, and check it.
 
-    Raise `SourceQueryFailed` that names what it must not read, call or cost. `own`: what the run shows it besides.
+    Raise `SourceQueryFailed` that names what it must not read or call, or its cost. `own`: relations that the run
+    itself shows to the query.
     """
     found = reader.explain(statement or query.select([SQL("q.*")], Bounds()))
     reached = reach(
@@ -65,7 +66,7 @@ def admit(
     operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
     _refuse_cost(found.plan, max_cost, what)
     admitted = Admitted(found.plan, reached)
-    # What such functions leave in a session, a reset may not take away: it is not kept for other runs.
+    # A reset may not remove what such functions leave in a session, so other runs do not reuse it.
     reader.ends_with_run = reader.ends_with_run or bool(admitted.functions_of_unknown_effect)
     return admitted
 
@@ -83,7 +84,7 @@ def functions_of_unknown_effect(plan: Plan) -> set[str]:
 
 
 def _functions(query: Query, plan: Plan) -> set[Name]:
-    """Collect functions with a schema, as the guard read them in the text and as the plan names them."""
+    """Collect functions with a schema, as the guard found them in the text and as the plan names them."""
     called = query.judged.functions | {
         name.replace('"', "") for name in explain.explain_functions_outside_catalog(plan)
     }
@@ -118,7 +119,7 @@ def _remedy(name: Name) -> str:
 
 
 def _refuse_effects(plan: Plan, reached: Reach, reader: SqlReader, settings: Settings, what: str) -> None:
-    """Refuse functions of the server that do more than compute: files, locks, settings, tables read by their name."""
+    """Refuse server functions that do more than compute: those for files, locks, settings, or tables given by name."""
     if explain.touches_rows(plan):
         raise SourceQueryFailed(say("run.query_changes", what=what))
     known = vocabulary.FUNCTIONS | settings.extra_functions

@@ -1,4 +1,4 @@
-"""Reading on while what was read is being written: a thread stays a few pieces ahead of its consumer."""
+"""Read ahead while earlier pieces are being written: a thread stays a few pieces ahead of its consumer."""
 
 import queue
 import threading
@@ -7,14 +7,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Pieces of about two megabytes each: enough to keep the source busy, little enough to keep memory flat.
+# Pieces of about two megabytes each: enough to keep the source busy, little enough to limit memory.
 PIECES_AHEAD = 4
-# A piece that holds a large value is done with before the next is read.
+# A piece with a large value is consumed before the next is read.
 BYTES_AHEAD = 16 << 20
 
 
 def prefetched(pieces: Iterator[T], size_of: Callable[[T], int] = lambda _: 0) -> Generator[T, None, None]:
-    """Yield the same pieces in the same order. Errors of the source are raised where the piece would have come."""
+    """Yield the same pieces in the same order. An error of the source is raised in place of the piece that failed."""
     ready: queue.Queue[T | _End] = queue.Queue(PIECES_AHEAD)
     closing = threading.Event()
     under_way = _UnderWay(closing)
@@ -26,7 +26,7 @@ def prefetched(pieces: Iterator[T], size_of: Callable[[T], int] = lambda _: 0) -
                 under_way.add(size_of(piece))
                 if not _put(ready, piece, closing):
                     return
-                del piece  # the consumer's alone from now on
+                del piece  # only the consumer may hold it from now on
         except BaseException as exc:  # noqa: BLE001 - handed to the consumer, which raises it
             end = _End(exc)
         _put(ready, end, closing)
@@ -53,7 +53,7 @@ class _End:
 
 
 class _UnderWay:
-    """Count the bytes that have been read and that the consumer is not done with."""
+    """Count the bytes that have been read and that the consumer has not finished with."""
 
     def __init__(self, closing: threading.Event) -> None:
         self._closing = closing
@@ -66,14 +66,14 @@ class _UnderWay:
             self._changed.notify_all()
 
     def waits_for_room(self) -> bool:
-        """Wait until there is room for more. Return False when the consumer has stopped."""
+        """Wait until there is room for more. Return False if the consumer has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing.is_set() or self._bytes < BYTES_AHEAD)
         return not self._closing.is_set()
 
 
 def _put(ready: "queue.Queue[T | _End]", item: "T | _End", closing: threading.Event) -> bool:
-    """Put the item into the queue. Return False when the consumer has stopped."""
+    """Put the item into the queue. Return False if the consumer has stopped."""
     while not closing.is_set():
         try:
             ready.put(item, timeout=0.1)

@@ -1,4 +1,4 @@
-"""Where the values of a cursor come from: whether they are a table's own, and what may bring them late."""
+"""Determine where the values of a cursor come from: whether from a table's column, and what may delay them."""
 
 import re
 from collections.abc import Iterator
@@ -11,20 +11,23 @@ from vitrina.sentences import say
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
 
-# Views over views over views: more than anybody writes.
+# The deepest nesting of views that is followed.
 _MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """`is_column`: a plain column of a table, also one that views pass on. Doubts are reasons not to call it exact."""
+    """Describe the origin of a cursor.
+
+    `is_column`: it is a plain column of a table, also if views pass it on. `doubts`: reasons not to treat it as exact.
+    """
 
     is_column: bool = False
     doubts: tuple[str, ...] = ()
 
 
 def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None) -> Provenance:
-    """Find out what the source's catalog tells about a cursor."""
+    """Determine the origin of a cursor from the source's catalog."""
     origin = _behind_views(reader, origin)
     tables = _tables(reader.connection, origin) if origin else []
     if not tables or any(table["is_generated"] for table in tables):
@@ -35,7 +38,7 @@ def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None)
 
 
 def _behind_views(reader: SqlReader, origin: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Follow a view's column to the table's. Return None when a view computes it or cannot be described."""
+    """Follow a view's column to the table's. Return None if a view computes it or cannot be described."""
     for _ in range(_MAX_DEPTH):
         if origin is None:
             return None
@@ -75,7 +78,7 @@ def _doubts_of_numbers(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator
 
 
 def _doubts_of_defaults(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator[str]:
-    """Doubt a default that cuts the clock to hours or moves it. One that is cut to seconds is within the margin."""
+    """Report a default that truncates the clock to hours or shifts it. Truncation to seconds is within the margin."""
     for table in tables:
         default = table["default"]
         if default and _CLOCK.search(default) and not _PLAIN_CLOCK.fullmatch(default):

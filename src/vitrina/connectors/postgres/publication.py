@@ -1,7 +1,7 @@
-"""The publication of a feed: which tables are in it, and why others must not be.
+"""Maintain the publication of a feed: which tables it contains, and why others cannot be added.
 
 A table without a replica identity is never added: the application's own UPDATE and DELETE would fail. Partitions are
-added one by one, never by their root, so that one that is made later is looked at first. No column lists, no filters.
+added one by one, never by their root, so that a later partition is checked first. There are no column lists or filters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,15 @@ from vitrina.ports.live import FeedNames, Published
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# A lock that is not to be had soon is waited for again later: no session of the application queues after ours for long.
+# If a lock is not available soon, the attempt is repeated later, so that the application's sessions do not queue for
+# long.
 _LOCK_TIMEOUT = "2000"
 
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = false"
 
 
 def ensure(session: Connection, names: FeedNames) -> None:
-    """Make the publication, empty, unless it is there; refuse one that somebody has changed."""
+    """Create the publication, empty, unless it exists; refuse one that was changed by hand."""
     found = session.execute(
         """
         SELECT p.puballtables OR p.pubviaroot OR NOT (p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate)
@@ -55,7 +56,7 @@ def _make(session: Connection, names: FeedNames) -> None:
 
 
 def publish(session: Connection, names: FeedNames, wanted: Mapping[str, frozenset[str]]) -> Published:
-    """Have these tables in the publication and no others, as far as they may be in it."""
+    """Make the publication contain exactly these tables, as far as they may be published."""
     found = _find(session, sorted(wanted))
     problems = {
         name: problem for name, rows in found.items() if (problem := _problem(session, name, rows, wanted[name]))
@@ -79,7 +80,7 @@ def publish(session: Connection, names: FeedNames, wanted: Mapping[str, frozense
 
 
 def _find(session: Connection, relations: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Find each table, or what it is made of: partitions and tables that inherit from it, with replica identities."""
+    """Find each table, or its partitions and the tables that inherit from it, with their replica identities."""
     rows = session.execute(
         """
         WITH RECURSIVE found AS (
@@ -123,7 +124,7 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 def _problem(
     session: Connection, relation: str, rows: Sequence[Mapping[str, Any]], columns: frozenset[str]
 ) -> str | None:
-    """Say why a table cannot be followed, with the statements that make it possible."""
+    """Return why a table cannot be followed, with the statements that make it possible."""
     if not rows and not _exists(session, relation):
         return f"there is no table {relation}"
     for row in rows:
@@ -149,7 +150,7 @@ def _identity_wanted(session: Connection, rows: Iterable[Mapping[str, Any]]) -> 
 
 
 def _exists(session: Connection, relation: str) -> bool:
-    """Say whether a table is there, also a partitioned one that has no partitions."""
+    """Return whether a table exists, including a partitioned one without partitions."""
     return bool(
         session.execute(
             """
@@ -175,14 +176,14 @@ def _members(session: Connection, names: FeedNames) -> dict[int, dict[str, Any]]
 
 
 def _add(session: Connection, names: FeedNames, row: Mapping[str, Any]) -> str | None:
-    """Add a table, unless its identity was taken away meanwhile; returns why it was not added."""
+    """Add a table, unless it has lost its replica identity; return why it was not added."""
     publication, table = sql.Identifier(names.publication), sql.Identifier(row["schema"], row["name"])
     statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE ONLY {}").format(publication, table)
     try:
         with session.transaction() as transaction:
             session.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT}")
             session.execute(statement)
-            # Adding locks the table against changes of its identity, so this look is the one that counts.
+            # Adding locks the table against changes of its identity, so this check is the decisive one.
             name = f"{row['schema']}.{row['name']}"
             if any(each["oid"] == row["oid"] and each["has_identity"] for each in _find(session, [name])[name]):
                 return None
@@ -209,7 +210,7 @@ def _drop(session: Connection, names: FeedNames, row: Mapping[str, Any]) -> None
             session.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT}")
             session.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}").format(publication, table))
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject):
-        return  # it was dropped, or renamed, meanwhile: the next look tells
+        return  # it was dropped or renamed in the meantime: the next check reports it
 
 
 def _quoted(session: Connection, row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Rows that no step changes: the reader's own session fills the stage, inside Postgres."""
+"""Load rows that no step changes: the reader's session fills the stage inside PostgreSQL."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ from vitrina.targets import PostgresTarget
 
 @dataclass(frozen=True)
 class Paging:
-    """In which order a query is read in pieces, and how large they are. No order: all in one statement."""
+    """Describe the order in which a query is read in pages, and their size. No order: all in one statement."""
 
     order: Order = NO_ORDER
     staged_as: tuple[str, ...] = ()
-    # Asked before each page: it may change under a run.
+    # Called before each page: the size may change during a run.
     limit: Callable[[], int] | None = None
 
 
@@ -46,7 +46,7 @@ class PushdownSource:
         snapshot: "SharedSnapshot | None" = None,
     ) -> None:
         self._reader = reader
-        # Asked where a page ended; None: all rows come in one statement, which nothing continues.
+        # Reads where a page ended. None: all rows come in one statement, which is not resumed.
         self._probe = probe
         self._query = query
         self._bounds = bounds
@@ -54,7 +54,7 @@ class PushdownSource:
         self._paging = paging
         self._epoch = epoch
         self._target = target
-        # Whether the query runs read-only into a temporary table first: needed when it calls functions of its own.
+        # Whether the query first runs read-only into a temporary table: required if it calls user-defined functions.
         self._isolate = isolate
         self._snapshot = snapshot
 
@@ -65,7 +65,7 @@ class PushdownSource:
             stage = self._turns.of(number)
             limit = self._paging.limit() if self._paging.limit else None
             reopened = self._snapshot.renew() if self._snapshot else False
-            # One statement reads and stages; what it takes is mostly the query's.
+            # One statement reads and stages the rows, so this time is mostly that of the query.
             with watch.lap("read"):
                 rows = self._fill(stage, number, position, limit)
             failpoints.hit("batch.filled")
@@ -78,7 +78,7 @@ class PushdownSource:
             number += 1
 
     def close(self) -> None:
-        with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
+        with suppress(psycopg.Error):  # a server that does not respond is disconnected anyway
             self._reader.connection.cancel_safe(timeout=2)
         sessions.cut(self._reader.connection)
         if self._probe is not None:
@@ -88,7 +88,7 @@ class PushdownSource:
         connection = self._reader.connection
         select = self._select(stage, after, limit)
         try:
-            # A query may have called set_config: each fill begins with the settings that the session began with.
+            # A query may have called set_config: each fill starts with the session's initial settings.
             database.reset(connection)
             with self._writing():
                 if self._snapshot:
@@ -117,7 +117,7 @@ class PushdownSource:
                 connection.read_only = None
 
     def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
-        """Run the query while the transaction is read-only; Postgres lifts that when the savepoint is released."""
+        """Run the query while the transaction is read-only; PostgreSQL lifts that when the savepoint is released."""
         connection = self._reader.connection
         types = [(c.name, c.type) for c in stage.columns] + list(
             zip(stage.cursor_columns, stage.cursor_types, strict=True)
@@ -149,7 +149,7 @@ class PushdownSource:
         return [cursor.key, *([cursor.id] if cursor.id else [])]
 
     def _last(self, stage: Stage, number: int) -> Position | None:
-        """Read from the stage where this batch ended, on another session: the reader itself may only insert there."""
+        """Read from the stage where this batch ended, in another session: the reader may only insert there."""
         if self._probe is None or not self._paging.staged_as:
             return None
         names = [Identifier(name) for name in self._paging.staged_as]
@@ -189,7 +189,7 @@ class SharedSnapshot:
         return self._age is not None and self._age.is_over
 
     def is_held(self) -> bool:
-        """Ask the server whether the session that holds the snapshot is still in its transaction."""
+        """Return whether the session that holds the snapshot is still in its transaction."""
         try:
             self._holder.execute("SELECT")
         except psycopg.Error:
@@ -197,7 +197,7 @@ class SharedSnapshot:
         return True
 
     def renew(self) -> bool:
-        """Replace a snapshot that is too old, and tell whether an earlier one was given up.
+        """Replace a snapshot that is too old; return whether an earlier one was given up.
 
         Call it between chunks only.
         """

@@ -1,4 +1,4 @@
-"""Queries that are looked at and not run: previews, explanations, what steps look up, lists of tables."""
+"""Inspect queries without running them in full: previews, explanations, look-ups of steps, lists of tables."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from vitrina.store.database import Connection
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Large rows tell no more of a plan than others.
+# Large rows reveal no more about a plan than others.
 _PROBE_BYTES = 16 << 20
 
 
@@ -41,7 +41,7 @@ waited_for = sessions.waited_for
 def sample(
     reader: Reader, definition: Definition, judged: CheckedQuery, settings: Settings, sizes: Sizes
 ) -> "tuple[Description, pa.Table]":
-    # Imported here: previews of plain queries need neither pyarrow nor its half second.
+    # Imported here: previews of plain queries do not need pyarrow, whose import takes half a second.
     from vitrina.connectors.postgres import sampling
     from vitrina.transforms.outputs import outputs
 
@@ -62,7 +62,7 @@ def first_rows(definition: Definition, judged: CheckedQuery, settings: Settings,
         query = _query(definition, judged, columns)
         plan_check.admit(reader, query, settings)
         head, source = query.wrapped(Bounds())
-        # The server looks at the length: what is fetched has to be held, and written down, whole.
+        # The server checks the length: rows that are fetched must be held in memory and stored as a whole.
         texts = reader.value(
             SQL(
                 "{} SELECT CASE WHEN coalesce(sum(length(shown.row)), 0) <= {}"
@@ -73,7 +73,7 @@ def first_rows(definition: Definition, judged: CheckedQuery, settings: Settings,
         )
     if texts is None:
         raise SourceQueryFailed(say("run.preview_too_large", rows=sizes.rows, size=sizes.max_bytes >> 20))
-    # Row by row: reading JSON lets no other thread run, and a heartbeat may be due.
+    # Row by row: parsing JSON holds the interpreter lock, and a heartbeat may be due.
     rows = [json.loads(text) for text in texts]
     return {"columns": _shown(columns), "rows": rows}
 

@@ -1,4 +1,4 @@
-"""Where an incremental pass over a query begins and where the next one will: what the checkpoint keeps of it."""
+"""Determine where an incremental pass over a query begins and where the next one will; stored in the checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,16 +17,16 @@ from vitrina.ports.batch import Part, Position
 from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.sentences import say
 
-# So many rows with one cursor value are worth a digest: fewer have travelled before it is computed.
+# A digest pays off from this many rows with one cursor value; fewer are transferred faster than it is computed.
 WORTH_A_DIGEST_ROWS = 1000
 
 # Keys of the checkpoint's identity.
-_TIES = "ties"  # rows whose cursor is the safe point itself, as they were before the pass that read them
-_AHEAD = "ahead"  # the last pass saw values from the future, which say nothing of where the others stand
+_TIES = "ties"  # rows whose cursor equals the safe point, as they were before the pass that read them
+_AHEAD = "ahead"  # the last pass saw values from the future, which do not show how far the others are
 
 
 class QueryPass:
-    """One pass over an open end. The checkpoint is held back; it moves when the pass is done."""
+    """Represent one pass without an upper bound. The safe point moves only when the pass ends."""
 
     def __init__(self, source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> None:
         self._source = source
@@ -49,7 +49,7 @@ class QueryPass:
         return Watermark.recalled(self.checkpoint.held_upto)
 
     def _begun(self, found: Checkpoint, upto: Watermark) -> Checkpoint:
-        """Begin at the safe point, or after the rows there when they have not changed."""
+        """Begin at the safe point, or after the rows there if they have not changed."""
         if found.identity.get(_AHEAD):
             newest = cursor_facts.newest_cursor(self._source, self._cursor, from_the_future=False)
             upto = replace(upto, newest=newest)
@@ -57,17 +57,17 @@ class QueryPass:
         ties = found.identity.get(_TIES)
         if ties is None or ties["value"] != found.safe_upto:
             return found
-        # Taken before anything is read: a row that comes in between is read, and makes the next digest another one.
+        # Computed before anything is read: a row that arrives in between is read, and changes the next digest.
         seen = _look_at_ties(self._source, self._cursor, ties["value"])
         if seen == ties:
             found = replace(found, last_key=found.safe_upto)
         return found.identified(**{_TIES: seen})
 
     def windows(self) -> Iterator[QueryWindow]:
-        """Yield the window of new rows, then, if the option asks for them, that of rows without a cursor value."""
+        """Yield the window of new rows and then, if the option requests it, that of rows without a cursor value."""
         yield QueryWindow(bounds=self._bounds(), by_cursor=True, after=self._position())
         if self._source.definition.options.null_cursor == "read" and not self._source.backfill:
-            # Steps take no rows without a position: theirs are one batch.
+            # Steps accept no rows without a position, so these form one batch.
             yield QueryWindow(bounds=Bounds(nulls="alone"), by_cursor=not self._source.definition.steps)
 
     def _bounds(self) -> Bounds:
@@ -83,17 +83,17 @@ class QueryPass:
         return (found.last_key, found.last_id) if self._cursor.id else (found.last_key,)
 
     def after(self, checkpoint: Checkpoint, part: Part) -> Checkpoint:
-        """Move past one merged part. A backfill moves nothing but the number."""
+        """Move past one merged part. A backfill moves only the batch number."""
         if self._source.backfill:
             return replace(checkpoint, batch_no=part.number)
         rows = checkpoint.rows + part.staged_rows
         key, *rest = part.last or (None,)
-        if key is None:  # a row without a cursor value is no place to go on from
+        if key is None:  # a pass cannot resume from a row without a cursor value
             return replace(checkpoint, batch_no=part.number, rows=rows)
         return replace(checkpoint, batch_no=part.number, rows=rows, last_key=key, last_id=rest[0] if rest else None)
 
     def ended(self, checkpoint: Checkpoint, rows_read: int) -> Checkpoint:
-        """Move the safe point as far as it may."""
+        """Move the safe point as far as allowed."""
         source, upto = self._source, self._upto
         if source.backfill:
             return checkpoint
@@ -113,7 +113,7 @@ class QueryPass:
         )
 
     def _highest(self, last: str | None) -> tuple[str | None, bool]:
-        """Find the highest value seen, and whether one from the future was ignored for it."""
+        """Find the highest value seen, and whether one from the future was ignored."""
         if last is None or not self._cursor.is_clock:
             return last, False
         is_ahead = cursors.is_ahead(self._source.statistics, self._cursor, last)
@@ -121,7 +121,7 @@ class QueryPass:
 
 
 def watermark_of_load(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
-    """Compute beforehand how far a load will come; it reads in another order than the cursor's."""
+    """Compute in advance how far a load will get; it does not read in the order of the cursor."""
     newest = cursor_facts.newest_cursor(source, cursor, from_the_future=False) if cursor.is_clock else None
     upto, warnings = _watermark(source, cursor, found)
     return replace(upto, newest=newest), warnings
@@ -130,7 +130,7 @@ def watermark_of_load(source: OpenedQuery, cursor: Cursor, found: Checkpoint) ->
 def loaded(source: OpenedQuery, cursor: Cursor, done: Checkpoint, held: str | None, rows: int) -> Checkpoint:
     """Move the checkpoint after a load, which did not read in the order of the cursor."""
     upto = Watermark.recalled(held)
-    # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
+    # Delivered rows distinguish a mart that was emptied by hand from one that is still empty.
     done = replace(done, safe_upto=None, rows=rows, fingerprint=source.identity)
     safe = _safe_point(source, cursor, done, upto, upto.newest)
     ties = _ties_at(safe, done, rows) if safe == upto.newest else None
@@ -144,7 +144,7 @@ def _watermark(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[
     newest = None if cursor.is_clock else cursor_facts.newest_cursor(source, cursor)
     warning = None if source.backfill else _lower_numbers(source, cursor, found.safe_upto, newest)
     held = found.held_upto
-    # What was remembered of a finished pass is the pair of a sequence cursor, not a whole watermark.
+    # A finished pass stores the pair of a sequence cursor, not a whole watermark.
     upto = cursors.watermark(
         source.statistics,
         cursor,
@@ -157,7 +157,7 @@ def _watermark(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[
 
 
 def _lower_numbers(source: OpenedQuery, cursor: Cursor, safe: str | None, newest: str | None) -> str | None:
-    """Warn of lower numbers. A sequence that was restarted looks like rows deleted at its end."""
+    """Warn about lower numbers. A restarted sequence looks like rows deleted at its end."""
     if not cursor.is_number or newest is None or safe is None:
         return None
     highest, reached = Decimal(newest), Decimal(safe)
@@ -175,7 +175,7 @@ def _of_source(source: OpenedQuery) -> dict[str, Any]:
 
 
 def _ties_at(safe: str | None, found: Checkpoint, rows_read: int) -> dict[str, Any] | None:
-    """Keep for the next pass what it should know of the rows that it would read again."""
+    """Return what the next pass should know about the rows that it would read again."""
     known = found.identity.get(_TIES)
     if known and known["value"] == safe and "rows" in known:
         return known if known["rows"] >= WORTH_A_DIGEST_ROWS else None
@@ -202,7 +202,7 @@ def _safe_point(
 
 
 def _look_at_ties(source: OpenedQuery, cursor: Cursor, value: str) -> dict[str, Any]:
-    """Count the rows with this cursor value; the server computes a digest of them, in any order."""
+    """Count the rows with this cursor value; the server computes an order-independent digest of them."""
     changing = {*source.definition.options.stamps, *source.judged.volatile_columns}
     columns = [SQL("q.{}").format(Identifier(c.name)) for c in source.result if c.name not in changing]
     row = SQL("ROW({})::text").format(SQL(", ").join(columns))

@@ -1,4 +1,4 @@
-"""A source that is a query: described, admitted, read in windows, and asked again for single rows."""
+"""Represent a query as a source: describe it, check it, read it in windows, and query single rows."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class QuerySource(OpenedQuery):
-    """The rows of one pipeline's query, through one reader."""
+    """Read the rows of one pipeline's query through one reader."""
 
     runs_when_described = False
     _admitted: plan_check.Admitted | None = None
@@ -60,7 +60,7 @@ class QuerySource(OpenedQuery):
         return None
 
     def describe(self, window: Window) -> Description:
-        """Ask Postgres for the columns, choose the cursor, and have the plan admitted."""
+        """Describe the columns, choose the cursor, and check the plan."""
         self.result = tuple(self.reader.describe(self.judged))
         if self.definition.mode == "incremental":
             self.cursor = cursor_facts.choose_cursor(self)
@@ -88,7 +88,7 @@ class QuerySource(OpenedQuery):
 
     @property
     def plan(self) -> plan_check.Plan:
-        """Return how the server would run the query; known once it is described."""
+        """Return how the server would run the query; known after `describe`."""
         return self._admitted.plan if self._admitted else []
 
     @property
@@ -112,11 +112,11 @@ class QuerySource(OpenedQuery):
     # --- where it stands -------------------------------------------------------------------------------------------
 
     def mark(self, last: Mark | None) -> Marked:
-        """Report what holds a pass back; only the pass itself can tell how far it comes."""
+        """Report what holds a pass back; only the pass itself can determine how far it gets."""
         return Marked(None)
 
     def _refuse_unreadable(self, cursor: Cursor) -> None:
-        """Refuse values that no cursor can have, in a checkpoint set by `reset-state` or in the ends of a range."""
+        """Refuse values that the cursor cannot have, in a checkpoint set by `reset-state` or in a requested range."""
         found = self._found
         if self._cursor_was_another(found):
             return
@@ -132,7 +132,7 @@ class QuerySource(OpenedQuery):
                 ) from exc
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Say why the checkpoint is not of this cursor; resuming from it would skip rows."""
+        """Return why the checkpoint does not belong to this cursor; resuming from it would skip rows."""
         if self.cursor is None or found.stage is not None:
             return None
         if self._cursor_was_another(found):
@@ -142,9 +142,9 @@ class QuerySource(OpenedQuery):
         return None
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe.
+        """Discard the position of an interrupted pass if the id column has changed; it restarts at the safe point.
 
-        With a history it always does: the rest would come from another snapshot than the beginning.
+        With a history it always restarts: the rest would come from another snapshot than the beginning.
         """
         if self.cursor is None or found.stage is not None:
             return found
@@ -153,9 +153,9 @@ class QuerySource(OpenedQuery):
         return replace(found, last_key=None, last_id=None)
 
     def _cursor_was_another(self, found: Checkpoint) -> bool:
-        """Compare the cursor with a checkpoint's.
+        """Compare the cursor with that of a checkpoint.
 
-        A checkpoint that was reset, or of an earlier version, does not say.
+        A checkpoint that was reset, or of an earlier version, does not record it.
         """
         if found.stage is not None or found.fingerprint is None:
             return False
@@ -193,7 +193,7 @@ class QuerySource(OpenedQuery):
     # --- following -------------------------------------------------------------------------------------------------
 
     def derive(self, key: Sequence[str]) -> Derivation:
-        """Say how changes of the query's tables lead to keys."""
+        """Derive how changes of the query's tables lead to keys."""
         # Imported here: only live pipelines need the parser.
         from vitrina.connectors.postgres.derive.derivation import derive
         from vitrina.connectors.postgres.key_estimates import estimate
@@ -213,7 +213,7 @@ class QuerySource(OpenedQuery):
         return found
 
     def _admit_affects(self, text: str) -> None:
-        """Judge a query that says which keys a change concerns: its author may read no more than by the pipeline."""
+        """Check a query that states which keys a change affects. It may read no more than the pipeline's query."""
         judged = sqlguard.check(text, self.settings.sql_policy)
         plan_check.admit(self.reader, Query(judged), self.settings, "options.live.affects")
 
@@ -228,13 +228,13 @@ class QuerySource(OpenedQuery):
 
     @cached_property
     def on_recovery(self) -> bool:
-        """Tell whether the server that is read is a standby, of which no log can be followed."""
+        """Return whether the source's server is a standby, whose log cannot be followed."""
         return bool(self.reader.value(SQL("SELECT pg_catalog.pg_is_in_recovery()").format()))
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
-        # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
+        # Imported here: rows that PostgreSQL moves itself do not need pyarrow, whose import takes half a second.
         from vitrina.connectors.postgres.stream import ArrowReader, outputs_of
         from vitrina.transforms.outputs import outputs
 
@@ -309,7 +309,7 @@ class QuerySource(OpenedQuery):
         if isinstance(window, QueryWindow):
             return self.cursor_order() if window.by_cursor else NO_ORDER
         if window.keys is not None:
-            # Of several rows with one key the latest must come last.
+            # Of several rows with one key, the latest must come last.
             return self.cursor_order() if self.cursor else NO_ORDER
         names = [name for name in window.order if name in self.types]
         return Order(
@@ -324,7 +324,7 @@ class QuerySource(OpenedQuery):
         return Order(tuple(cursor.columns("q")), cursor.types, nullable, cursor.collations)
 
     def max_snapshot_seconds(self, window: Window) -> float | None:
-        """Limit the age of a snapshot; a load that promises one snapshot keeps it for its whole time."""
+        """Limit the age of a snapshot; a load that requires one snapshot keeps it until it ends."""
         options = self.definition.options
         whole = window.one_snapshot or options.history is not None
         return None if whole else options.max_snapshot_seconds
@@ -332,7 +332,7 @@ class QuerySource(OpenedQuery):
     def admit_window(self, bounds: Bounds) -> None:
         """Check the window that is about to be read: `:since` and `:until` may change what a query reads."""
         if self._admitted is not None and bounds == Bounds():
-            return  # this very statement was admitted when it was described
+            return  # this statement was checked when the query was described
         plan_check.admit(
             self.reader,
             self.query,
@@ -342,7 +342,7 @@ class QuerySource(OpenedQuery):
         )
 
     def collation(self, name: str) -> str | None:
-        """Find the order in which the query returns a column of text; it may differ from that of the mart's column."""
+        """Find the collation of a text column in the query's result; it may differ from that of the mart's column."""
         if not self.types[name].startswith(("text", "character", "name")):
             return None
         head, source = self.query.wrapped(Bounds())
@@ -354,7 +354,7 @@ class QuerySource(OpenedQuery):
         return None if found is None else str(found)
 
     def may_be_null(self, name: str) -> bool:
-        """Tell whether a column of the query's result can be NULL, as far as is known."""
+        """Return whether a column of the query's result can be NULL, as far as is known."""
         origin = next((column.origin for column in self.result if column.name == name), None)
         return origin is None or not advice.is_never_null(self.reader.connection, origin, self.judged.text)
 

@@ -1,4 +1,4 @@
-"""A window of a query that a pass made: which rows, and whether in the order of the cursor."""
+"""Describe a window of a query: which rows, and whether in the order of the cursor."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from vitrina.ports.source import Window
 
 @dataclass(frozen=True)
 class QueryWindow(Window):
-    """Rows within bounds of the cursor."""
+    """Select rows within bounds of the cursor."""
 
     bounds: Bounds = field(default_factory=Bounds)
     by_cursor: bool = False

@@ -1,4 +1,4 @@
-"""A query and a stage as worker processes have them: opened by name, each worker with sessions of its own."""
+"""Open a query and a stage by name in worker processes, each with its own sessions."""
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, suppress
@@ -26,25 +26,25 @@ from vitrina.targets import PostgresTarget
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A server goes on with a query whose client has merely gone; this often it looks whether it is still there.
+# A server continues a query whose client has disconnected; it checks the connection at this interval.
 _LOOK_MILLISECONDS = "1000"
 
 
 @dataclass(frozen=True)
 class QueryHandle:
-    """A query that several processes read ranges of."""
+    """Describe a query of which several processes read ranges."""
 
     connection: str
     session_name: str
-    # Of the runner's own session: limits, and where types of extensions are found.
+    # Settings of the runner's session: limits, and where types of extensions are found.
     session: Mapping[str, str]
     query: Query
     result: tuple[Column, ...]
     bounds: Bounds
     order: Order
-    # The target's name, where a row without a key cannot be passed by.
+    # The target's name, if a row without a key must be refused.
     needs_position: str | None
-    # Which database the runner reads, see `origin_of`.
+    # The database that the runner reads; see `origin_of`.
     origin: str | None
 
     @property
@@ -60,13 +60,13 @@ class QueryHandle:
         return QueryReader(session, url, self.session_name)
 
     def require_origin(self, reader: QueryReader, snapshot: str | None) -> None:
-        """Refuse to read without the runner's snapshot from what is not the runner's database, or a replica of it."""
+        """Refuse to read without the runner's snapshot, except from the runner's database or a replica of it."""
         if snapshot is None and (self.origin is None or origin_of(reader.connection) != self.origin):
             raise FatalError(say("run.other_database"))
 
 
 def origin_of(connection: database.Connection) -> str | None:
-    """Identify a database: its physical replicas have the same. None: the server does not say."""
+    """Identify a database; its physical replicas have the same identity. None: the server does not report it."""
     with suppress(psycopg.Error):
         row = connection.execute(
             """
@@ -80,7 +80,7 @@ def origin_of(connection: database.Connection) -> str | None:
 
 
 class QueryRanges(BaseSource):
-    """Read ranges of one query, in a snapshot that the runner holds."""
+    """Read ranges of one query in a snapshot that the runner holds."""
 
     name = "the query"
 
@@ -94,7 +94,7 @@ class QueryRanges(BaseSource):
         return Description(self._handle.result)
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
-        # Imported here: rows that COPY passes on need neither pyarrow nor its half second.
+        # Imported here: rows that COPY passes on do not need pyarrow, whose import takes half a second.
         from vitrina.connectors.postgres.stream import ArrowReader, outputs_of
         from vitrina.transforms.outputs import outputs
 
@@ -122,7 +122,7 @@ class QueryRanges(BaseSource):
 
 
 def looked_after(connection: database.Connection) -> Mapping[str, str]:
-    """Let the server notice during a query that its client is gone; not every system can."""
+    """Make the server detect during a query that its client has disconnected; not every platform supports it."""
     setting = {"client_connection_check_interval": _LOOK_MILLISECONDS}
     with suppress(psycopg.Error):
         for name, value in setting.items():
@@ -133,7 +133,7 @@ def looked_after(connection: database.Connection) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class StageHandle:
-    """A stage that several processes copy rows into."""
+    """Describe a stage into which several processes copy rows."""
 
     connection: str | None
     session_name: str
@@ -151,7 +151,7 @@ class StageHandle:
 
 @dataclass(frozen=True)
 class CopyHandle:
-    """Rows that no step changes: each worker passes lines of COPY on from a range of the query to the stage."""
+    """Describe rows that no step changes: each worker passes COPY lines from a range of the query to the stage."""
 
     source: QueryHandle
     target: StageHandle
@@ -181,7 +181,7 @@ class CopyRanges:
         self._handle.source.require_origin(self._reader, task.snapshot)
         with closing(self._copying(task).parts(task.number, task.range.after)) as parts:  # type: ignore[type-var]
             part = next(parts, Part(task.number, 0, None))
-        # As many as were asked for: there may be more. A range that is found to be empty costs little.
+        # If as many as requested came, there may be more. Reading an empty range costs little.
         reached = part.last if part.rows >= task.most_rows else None
         return FilledRange(replace(part, last=None), reached)
 

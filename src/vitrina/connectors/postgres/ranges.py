@@ -1,4 +1,4 @@
-"""Partitions of a mart by spans of time: each is made when the first row of its span comes."""
+"""Partition a mart by time spans: each partition is created when the first row of its span arrives."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# In the names of partitions, after the table's own.
+# Suffixes of partition names, after the table's name.
 _NAMES = {"day": "YYYY_MM_DD", "month": "YYYY_MM", "year": "YYYY"}
 # How a value of each type is read as a time in UTC, and how a bound is written.
 _AS_TIME = {
@@ -21,14 +21,14 @@ _AS_TIME = {
     "timestamp without time zone": ("{}", ""),
     "timestamp with time zone": ("{} AT TIME ZONE 'UTC'", " 00:00:00+00"),
 }
-# Of a partition, as Postgres shows them.
+# The bounds of a partition as PostgreSQL shows them.
 _BOUNDS = r"FROM \('?([^')]+)'?\) TO \('?([^')]+)'?\)"
-# Postgres cuts longer names, and two might become one.
+# PostgreSQL truncates longer names, and two might become the same.
 _LONGEST_NAME = 63
 
 
 def refuse(target: PostgresTarget, column: str, kind: str | None, every: str) -> None:
-    """Refuse a column that has no spans of time, and a table whose partitions would have no names of their own."""
+    """Refuse a column without time spans, and a table whose partitions would not have distinct names."""
     if kind is None or _plain(kind) not in _AS_TIME:
         raise TargetMismatch(say("run.partition_type", column=column, type=kind or "missing", target=target))
     name = f"{target.table}_{_NAMES[every]}"
@@ -37,9 +37,10 @@ def refuse(target: PostgresTarget, column: str, kind: str | None, every: str) ->
 
 
 def make_missing(connection: Connection, table: Table, cut: Partitions, staged: Composable) -> int:
-    """Make the partitions of staged rows that no partition takes, before these are written; tell how many.
+    """Create the missing partitions for staged rows before these are written; return how many.
 
-    A partition is made aside and attached: readers of the mart do not wait, as they would for CREATE .. PARTITION OF.
+    A partition is created separately and then attached, so that readers of the mart do not wait, as they would for
+    CREATE .. PARTITION OF.
     """
     column = table.column(cut.range or "")
     if column is None or not is_cut_so(connection, table, cut):
@@ -51,14 +52,14 @@ def make_missing(connection: Connection, table: Table, cut: Partitions, staged: 
 
 
 def is_cut_so(connection: Connection, table: Table, cut: Partitions) -> bool:
-    """Tell whether the table is partitioned as the options ask."""
+    """Return whether the table is partitioned as the options request."""
     key = database.one(connection.execute("SELECT pg_catalog.pg_get_partkeydef(%s) AS key", [table.oid]))["key"]
     wanted = f"HASH ({cut.hash})" if cut.hash else f"RANGE ({cut.range})"
     return (key or "").replace('"', "") == wanted.replace('"', "")
 
 
 def _missing_spans(table: Table, cut: Partitions, kind: str, staged: Composable) -> Composed:
-    """Find the spans of staged rows that begin in no partition. A default partition takes every row."""
+    """Find the spans of staged rows that begin in no partition. A default partition accepts every row."""
     as_time, _ = _AS_TIME[kind]
     return SQL(
         """
@@ -123,6 +124,6 @@ def _make(connection: Connection, table: Table, cut: Partitions, span: dict[str,
 
 
 def _plain(kind: str) -> str:
-    """Drop the precision: timestamp(3) without time zone has the spans of any timestamp."""
+    """Drop the precision: timestamp(3) without time zone has the same spans as any timestamp."""
     head, bracket, rest = kind.partition("(")
     return head + rest.partition(")")[2] if bracket else kind

@@ -1,8 +1,8 @@
-"""What a query reaches by way of the catalog: views, rules, partitions and SQL functions, however it is planned.
+"""Find what a query reaches through the catalog: views, rules, partitions and SQL functions, whatever its plan.
 
-A planner leaves out what it can prove to be empty, and a bound that is filled in later changes what it can prove. The
-catalog says where a view may lead whatever the bounds are. It is asked again for every run: for plain tables that is
-two short statements, for views two more for each level of them.
+The planner omits what it can prove to be empty, and a bound that is filled in later changes what it can prove. The
+catalog shows where a view may lead whatever the bounds are. It is queried again for every run: two short statements for
+plain tables, and two more for each level of views.
 """
 
 import re
@@ -21,16 +21,16 @@ Names = set[tuple[Kind, str, str]]
 
 @dataclass
 class Reach:
-    """(schema, name) of everything that reading may touch, and by which other thing each was reached."""
+    """Hold (schema, name) of everything that reading may touch, and through which other object each was reached."""
 
     relations: set[Name] = field(default_factory=set)
-    # Outside of pg_catalog. Of those inside only the ones that are volatile.
+    # Functions outside of pg_catalog. Of those inside, only volatile ones are recorded, separately.
     functions: set[Name] = field(default_factory=set)
     volatile_of_catalog: set[str] = field(default_factory=set)
     ways: dict[Name, Name] = field(default_factory=dict)
 
     def way_to(self, name: Name) -> str:
-        """Return ` by way of content.leak`, or nothing where the query itself names it."""
+        """Return ` by way of content.leak`, or an empty string if the query itself names it."""
         steps: list[str] = []
         via = self.ways.get(name)
         while via is not None and len(steps) < 5:
@@ -75,7 +75,7 @@ def reach(
             names[node.kind, node.oid] = node.name
             _note(found, node)
             leads_to = {*node.leads_to, *_resolved(connection, node.names), *_behind(connection, node.operators)}
-            leads_to.discard((node.kind, node.oid))  # before 16 the rule of a view names the view itself
+            leads_to.discard((node.kind, node.oid))  # before PostgreSQL 16, the rule of a view names the view itself
             for key in leads_to:
                 leaders.setdefault(key, node.name)
             behind |= leads_to
@@ -122,8 +122,8 @@ def _nodes(connection: Connection, keys: Iterable[Key], trusted_extensions: list
         )
 
 
-# A materialized view is data of its own; views read what stands behind them. With row_security off, tables that have
-# policies are refused by the server, so that nothing hides there.
+# A materialized view has its own data; a view reads its underlying relations. With row_security off, the server refuses
+# tables that have policies, so that nothing is reached through policies.
 _RELATIONS = Statement(
     rb"""
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
@@ -191,7 +191,7 @@ _NAMES_IN_TEXT = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})?(\s*\()?")
 
 
 def _in_text(body: str | None, settings: list[str] | None) -> Names:
-    """Collect every name in the text that could be a relation's or function's; only too few would be unsafe."""
+    """Collect every name in the text that may be a relation or function; too many are harmless, too few are unsafe."""
     if not body:
         return set()
     found: Names = set()
@@ -215,7 +215,7 @@ def _folded(name: str) -> str:
 
 
 def _resolved(connection: Connection, names: Iterable[tuple[Kind, str, str]]) -> list[Key]:
-    """Resolve the names that exist to oids, including all functions of a name."""
+    """Resolve existing names to oids, including all functions of a name."""
     listed = list(names)
     if not listed:
         return []

@@ -1,4 +1,4 @@
-"""The replication connection: starts a logical slot, gives transactions in pieces, confirms what was stored."""
+"""Open the replication connection: start a logical slot, return transactions in pieces, confirm what was stored."""
 
 import select
 import time
@@ -14,9 +14,9 @@ from vitrina.ports.live import Change, FeedNames, Transaction
 from vitrina.settings import Settings
 from vitrina.store import database
 
-# Changes in one piece of a transaction: what is held in memory at a time.
+# Changes in one piece of a transaction: the most that is held in memory at a time.
 PIECE = 2_000
-# The source ends a silent receiver after a minute by default; ours says so itself, and is never silent that long.
+# By default the source disconnects a silent receiver after a minute. Ours sets its own timeout, and replies more often.
 _SENDER_TIMEOUT = "30s"
 _REPLY_SECONDS = 5.0
 
@@ -25,7 +25,7 @@ _STATUS = Struct("!cqqqq?")
 
 
 class Replication:
-    """A `Feed` over `START_REPLICATION`. One thread uses it."""
+    """Implement `Feed` over `START_REPLICATION`. Only one thread may use it."""
 
     def __init__(self, url: str, names: FeedNames, settings: Settings, decoder: Decoder) -> None:
         self._names = names
@@ -91,7 +91,7 @@ class Replication:
         return bytes(data)
 
     def _wait(self, seconds: float, wake: int | None) -> None:
-        """Wait until something arrives; a source that is never answered would end the connection."""
+        """Wait until a message arrives, but not too long to reply: the source would end the connection."""
         others = [] if wake is None else [wake]
         select.select([self._connection.socket, *others], [], [], min(seconds, _REPLY_SECONDS))
 
@@ -114,7 +114,7 @@ class Replication:
                 self._changes += decoded
             return self._piece() if len(self._changes) >= PIECE else None
         if isinstance(decoded, Begin):
-            # After a restart the source may send again what was stored but not confirmed.
+            # After a restart the source may send changes again that were stored but not confirmed.
             self._begun, self._skips = decoded, decoded.lsn <= self._after
         elif isinstance(decoded, Commit):
             return self._end(decoded)
@@ -138,7 +138,7 @@ class Replication:
             self._reply()
 
     def _reply(self) -> None:
-        """Say how far everything is stored: this place, and nothing later, is safe."""
+        """Report up to which position everything is stored; the source may discard its log up to there."""
         self._replied_at = time.monotonic()
         status = _STATUS.pack(b"r", self._confirmed, self._confirmed, self._confirmed, 0, False)
         self._connection.put_copy_data(status)
@@ -146,7 +146,7 @@ class Replication:
 
 
 def _connect(url: str, names: FeedNames, settings: Settings) -> abc.PGconn:
-    """Log in to the walsender of one database, with the settings that values are written by in all our sessions."""
+    """Connect to the walsender of one database, with the session settings that determine how values are written."""
     parameters = {
         **database.TRANSPORT,
         "connect_timeout": settings.connect_timeout_seconds,
@@ -163,7 +163,7 @@ def _connect(url: str, names: FeedNames, settings: Settings) -> abc.PGconn:
     return connection
 
 
-# A publication that was dropped, also if it was made again; a slot whose log is not kept any more.
+# The publication was dropped, even if it was recreated; or the slot's log is no longer available.
 _LOST_STATES = (psycopg.errors.UndefinedObject.sqlstate, psycopg.errors.ObjectNotInPrerequisiteState.sqlstate)
 
 
@@ -174,5 +174,5 @@ def _failure(what: str, result: abc.PGresult | None) -> TransientError:
 
 
 def lsn_text(lsn: int) -> str:
-    """Write a place in the log as Postgres does."""
+    """Write a log position as PostgreSQL does."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

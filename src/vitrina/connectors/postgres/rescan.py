@@ -1,4 +1,4 @@
-"""A query asked again, for a comparison: which of its rows no pass can have delivered yet, and how many there are."""
+"""Read a query again for a comparison: which of its rows no pass can have delivered yet, and how many there are."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -20,7 +20,7 @@ _IN_FLIGHT = "_young"
 
 
 def is_read(source: OpenedQuery) -> Composable:
-    """Leave out rows that do not say when they changed, as every run does unless an option says otherwise."""
+    """Build the condition that omits rows with a NULL cursor, as every run does unless an option says otherwise."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
         return SQL("true")
@@ -28,31 +28,32 @@ def is_read(source: OpenedQuery) -> Composable:
 
 
 def in_flight(source: OpenedQuery, found: Checkpoint) -> Composable:
-    """Tell whether the target may not have the row yet."""
+    """Build the condition that the target may not have the row yet."""
     cursor, safe = source.cursor, found.safe_upto
     if cursor is None:
         return SQL("false")
     if safe is None:
-        return SQL("true")  # no pass has come to its end
-    # A number is drawn once; a moment that the database stamps may still come again. Otherwise the checkpoint is the
-    # highest value that was read: all rows of an import may share it, and none of them would ever be judged.
+        return SQL("true")  # no pass has ended yet
+    # A number is assigned once, but further rows may get a time that the database stamps. In all other cases the
+    # checkpoint is the highest value that was read: all rows of an import may share it, and none of them would ever be
+    # compared.
     may_come_again = not cursor.is_number and cursor_facts.guarantee(source) == "exact"
     operator = SQL(">=" if may_come_again else ">")
     column = cursor.columns("q")[0]
-    # One without any may have come just now.
+    # A row without a cursor value may have just arrived.
     return SQL("(({0} {1} {2}) IS NOT FALSE)").format(column, operator, cursor.literal(safe))
 
 
 def latest(source: OpenedQuery) -> tuple[Composable, ...]:
-    """Build the order in which the last of several rows with one key is the one that counts."""
+    """Build the order in which the last of several rows with one key is the valid one."""
     return tuple(source.cursor.columns("q")) if source.cursor else ()
 
 
 def rows_by_age(
     source: OpenedQuery, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
 ) -> "Iterator[tuple[int, pa.Table, bool]]":
-    """Read the query once more. Rows are divided by age here, because steps may drop the column that tells it."""
-    # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
+    """Read the query again. Rows are divided by age here, because steps may drop the column that shows it."""
+    # Imported here: comparisons within PostgreSQL do not need pyarrow, whose import takes half a second.
     from vitrina.connectors.postgres.stream import cut, outputs_of, read_ahead
     from vitrina.transforms.outputs import outputs as natural_outputs
 
@@ -78,7 +79,7 @@ def _by_age(table: "pa.Table") -> "Iterator[tuple[pa.Table, bool]]":
 
 
 def extent(source: OpenedQuery, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:
-    """Count the rows and find the ends of key and cursor, in SQL."""
+    """Count the rows and find the least and greatest key and cursor values in SQL."""
     head, rows = source.query.wrapped(Bounds())
     cursor = source.cursor
     condition = is_read(source)

@@ -1,4 +1,4 @@
-"""Some rows of a query: to find out what steps make of them, to show them, or to keep them as a reference."""
+"""Read some rows of a query: to learn what steps make of them, to show them, or to keep them as a reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from vitrina.settings import Settings
 from vitrina.transforms import arrow_types
 from vitrina.transforms.outputs import outputs as natural_outputs
 
-# Where the rows of a preview are too large.
+# Advice if the rows of a preview are too large.
 ASK_FOR_LESS = "ask for fewer, or shorten texts in the query"
-# A reference query's result is kept in memory for the whole run.
+# A reference query's result stays in memory for the whole run.
 MAX_REFERENCE_BYTES = 256 << 20
 
 
 def read_first(reader: SqlReader, query: Query, outputs: Sequence[Composable], rows: int, limit_bytes: int) -> pa.Table:
-    """Read the first rows for a person to look at, or refuse them as too large."""
+    """Read the first rows to show them, or refuse them as too large."""
     statement = sample_of(query, outputs, limit=rows, largest=limit_bytes)
     return _read(reader, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
 
 
 def read_few(source: OpenedQuery, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
-    """Read enough rows to learn what the steps make of them. Large ones tell no more, and are left out."""
+    """Read enough rows to learn what the steps make of them. Large rows reveal no more and are omitted."""
     few = _read_fitting(source, rows, max_bytes)
     if few.rows.num_rows or not few.left_out:
         return few.rows
-    # All are large: one has to do, if a runner carries values of that size.
+    # All rows are large: read a single one, if the runner may handle values of that size.
     one = _read_fitting(source, 1, max_row_bytes)
     if one.left_out:
         raise FatalError(
@@ -70,23 +70,23 @@ def sample_of(query: Query, outputs: Sequence[Composable] = (SQL("q.*"),), *, li
 
 
 def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, largest: int) -> Composed:
-    """Select `outputs` of each row, or NULL and the row's size where it has more than `largest` bytes.
+    """Select `outputs` of each row, or NULLs and the row's size if it has more than `largest` bytes.
 
-    The last column has the size, in bytes. The server checks it: a row that has arrived is in the runner's memory
-    already, several times.
+    The last column has the size in bytes. The server checks it: the runner's memory already holds an arrived row
+    several times.
     """
     head, source = query.wrapped(Bounds())
     return SQL(
         "{head} SELECT {outputs}, CASE WHEN sized.bytes > {largest} THEN sized.bytes END"
         " FROM (SELECT * FROM {source} AS s {limit}) AS r"
-        # ROW(): of the row itself, the server would count what it has compressed.
+        # ROW(): for the row itself, the server would return the compressed size.
         " CROSS JOIN LATERAL (SELECT pg_catalog.pg_column_size(ROW(r.*)) AS bytes OFFSET 0) AS sized"
         " LEFT JOIN LATERAL (SELECT r.* WHERE sized.bytes <= {largest}) AS q ON true"
     ).format(head=head, outputs=SQL(", ").join(outputs), source=source, limit=limit, largest=Literal(largest))
 
 
 def _told_apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Separate the rows that the server sent from the others, and find the largest size of those."""
+    """Separate the rows that the server sent from the oversized ones, and return the largest size of those."""
     sizes = batch.column(batch.num_columns - 1)
     sent = batch.select(range(batch.num_columns - 1))
     if sizes.null_count == batch.num_rows:
@@ -107,7 +107,7 @@ def _read(reader: SqlReader, statement: Composed, *, limit_bytes: int, what: str
 
 
 def load_reference(reader: SqlReader, settings: Settings, query: str) -> pa.Table:
-    """Run a reference query of a step. It is judged like the source query, and has its rights."""
+    """Run a reference query of a step. It is checked like the source query and has the same rights."""
     try:
         judged = sqlguard.check(query, settings.sql_policy)
     except InvalidQuery as exc:

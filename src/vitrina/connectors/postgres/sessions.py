@@ -1,4 +1,4 @@
-"""Sessions that read a user's query: in them operators and types of trusted extensions are found."""
+"""Open sessions that read a user's query, in which operators and types of trusted extensions are found."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from vitrina.store.database import Connection
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Somebody waits for a preview, or for names to complete.
+# A user waits for a preview, or for completions of names.
 WAITED_FOR_SECONDS = 30.0
 _WAITED_FOR_LIMITS = {
     "lock_timeout": "5000",
@@ -26,10 +26,10 @@ _WAITED_FOR_LIMITS = {
 
 
 class QueryReader(SqlReader):
-    """A reader that answers the queries of steps, too."""
+    """Extend the reader to run reference queries of steps."""
 
     def look_up(self, settings: Settings, query: str) -> "pa.Table":
-        # Imported here: most steps ask for nothing, and it needs pyarrow.
+        # Imported here: most steps have no reference query, and it needs pyarrow.
         from vitrina.connectors.postgres import sampling
 
         return sampling.load_reference(self, settings, query)
@@ -53,10 +53,11 @@ def waited_for(connection: str | None, settings: Settings, session_name: str) ->
 
 
 def with_extensions(settings: Settings, connected: Callable[[Mapping[str, str]], Connection]) -> Connection:
-    """Open a reader's session in which operators and types of trusted extensions are found, wherever they are.
+    """Open a reader's session in which operators and types of trusted extensions are found in any schema.
 
-    Only schemas in which PUBLIC may create nothing enter the search_path. In others any role could put a function
-    that fits a call better than the intended one. Settings come with the login, so that nothing resets them.
+    Only schemas in which PUBLIC cannot create objects are added to the search_path. In others, any role could create a
+    function that matches a call better than the intended one. Settings are part of the login, so that a reset keeps
+    them.
     """
     connection = connected({})
     schemas = catalog.schemas_of_extensions(connection, settings.extensions) if settings.extensions else []

@@ -1,4 +1,4 @@
-"""Questions about single rows of a query, by their key: which of them there are, in one text form each."""
+"""Look up single rows of a query by key: which of them exist, each in one text form."""
 
 from collections.abc import Sequence
 
@@ -19,14 +19,14 @@ def refuse_strange(source: OpenedQuery, names: Sequence[str]) -> None:
 
 
 def have_keys(source: OpenedQuery, names: Sequence[str], keys: Sequence[Key]) -> Composable:
-    """Build the condition that is true of these rows alone."""
+    """Build the condition that matches exactly these rows."""
     head, rows = source.query.wrapped(Bounds())
     side = TableSide(source.reader.connection, head, rows, _fields(source, names), (), translate_read)
     return side.has_key(sorted(set(keys)))
 
 
 def in_one_form(source: OpenedQuery, names: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-    """Write equal keys as one text each, in the order given: 1.0 and 1.00 are one key."""
+    """Normalise the text of equal keys, in the order given: 1.0 and 1.00 are one key."""
     if not keys:
         return []
     places = [f"k{position}" for position in range(len(names))]

@@ -1,4 +1,4 @@
-"""The slot of a feed: making it, finding out that it is lost, dropping it.
+"""Manage the replication slot of a feed: create it, detect its loss, drop it.
 
 A source keeps its log until the slot has confirmed it.
 """
@@ -14,13 +14,13 @@ from vitrina.ports.live import FeedNames, SlotState
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# A slot is made when transactions that are running have ended; then the attempt is repeated.
+# Creating a slot waits for running transactions to end; after this time the attempt is repeated.
 MAKE_SECONDS = 60
 _FREE_SECONDS = 10.0
 
 
 def ensure(session: Connection, names: FeedNames, timeline: int | None) -> SlotState:
-    """Find the slot, or make it; one that cannot be used any more is made again, and the reason is given."""
+    """Find the slot or create it. Recreate one that can no longer be used, and return the reason."""
     now_on = current_timeline(session)
     found = _find(session, names.slot)
     lost = _why_lost(found, names, timeline, now_on)
@@ -61,7 +61,7 @@ def _find(session: Connection, slot: str) -> dict[str, Any] | None:
 
 
 def _make(session: Connection, names: FeedNames) -> int:
-    """Make the slot: the server waits until transactions that are running have ended."""
+    """Create the slot; the server waits until running transactions have ended."""
     try:
         with session.transaction():
             session.execute(f"SET LOCAL statement_timeout = {MAKE_SECONDS * 1000}")
@@ -94,7 +94,7 @@ def current_timeline(session: Connection) -> int:
 
 
 def oldest_transaction(session: Connection) -> str | None:
-    """Describe the transaction that has been running longest, prepared ones among them."""
+    """Describe the longest-running transaction, including prepared ones."""
     row = session.execute(
         """
         SELECT * FROM (
@@ -113,7 +113,7 @@ def oldest_transaction(session: Connection) -> str | None:
 
 
 def end_users(session: Connection, names: FeedNames) -> None:
-    """End the walsenders of owners before us, by their application name, and wait until the slot is free."""
+    """Terminate the walsenders of previous owners by their application name, and wait until the slot is free."""
     end = time.monotonic() + _FREE_SECONDS
     while True:
         session.execute(
@@ -137,7 +137,7 @@ def end_users(session: Connection, names: FeedNames) -> None:
 
 
 def drop(session: Connection, names: FeedNames) -> bool:
-    """Drop the slot, also when somebody uses it; False when there was none."""
+    """Drop the slot even if it is in use; return False if there was none."""
     end_users(session, names)
     return bool(
         session.execute(

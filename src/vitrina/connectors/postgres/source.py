@@ -1,4 +1,4 @@
-"""Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
+"""Read a pipeline's SQL: describe its result, explain it, and fetch its rows as Arrow."""
 
 import json
 import time
@@ -28,11 +28,11 @@ from vitrina.store.prepared import Statement
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# A plan of a hundred joins has a fifth of this. Reading it must not take the runner's memory, nor its attention.
+# The plan of a hundred joins has a fifth of this size. A larger one would cost the runner too much memory and time.
 MAX_PLAN_CHARACTERS = 4 << 20
 _TOO_LONG = "the plan is too long"
-# libpq keeps a row whole, so that the server has to look at its length. A cursor takes one statement, never two; an
-# error's text may be as long as a plan.
+# libpq holds a whole row in memory, so the server checks its length. A cursor accepts a single statement, never two.
+# The text of an error may be as long as a plan.
 _EXPLAIN_BOUNDED = f"""
 DO $vitrina$
 DECLARE
@@ -60,28 +60,29 @@ SELECT pg_catalog.current_setting('vitrina.plan') AS plan,
 """
 )
 _SET = Statement(b"SELECT pg_catalog.set_config(%s, %s, true)")
-# Arrow batches come in about this size from the driver; a batch of the run is assembled from them.
+# The driver returns Arrow batches of about this size, from which the batches of the run are assembled.
 _FETCH_BYTES = 2 << 20
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where to read: `:since` and `:until` of the query, and the range around it."""
+    """Bound what is read: `:since` and `:until` of the query, and the range around it."""
 
     since: str | None = None  # inclusive
     until: str | None = None  # exclusive
-    after: Position | None = None  # exclusive, in the order of the columns read by
+    after: Position | None = None  # exclusive, in the order in which the query is read
     upto: Position | None = None  # inclusive, in the same order
-    only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
+    only: Composable | None = None  # a condition on `q`, to read only some rows
     nulls: Literal["left out", "included", "alone"] = "left out"  # rows whose cursor is NULL
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """For the session that reads there.
+        """Return settings for the session that reads within these bounds.
 
-        A planner that believes the table to be cached walks an index across it where all rows are wanted in the order
-        of a random key: beyond the cache that takes three times as long as sorting. It still takes one along the table.
+        If the planner expects the table to be cached, it reads all rows in the order of a random key by an index scan.
+        If the table is larger than the cache, that takes three times as long as sorting. An index in the table's
+        physical order is still used.
         """
         is_everything = self.since is None and self.until is None and self.only is None and self.nulls != "alone"
         return {"effective_cache_size": "64MB"} if is_everything else {}
@@ -89,17 +90,17 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Order:
-    """The columns that a query is read in the order of."""
+    """Describe the columns by which a query is ordered."""
 
     columns: tuple[Composable, ...] = ()
     types: tuple[str, ...] = ()
     nullable: tuple[bool, ...] = ()
-    # How text among them is ordered, where that is not as everywhere in the database.
+    # Collations of text columns, if they differ from the database's default.
     collations: tuple[str | None, ...] = ()
 
     @property
     def places(self) -> list[Composable]:
-        """The columns, written so that what is equal has one text: 1.0 and 1.00 are one place in the order."""
+        """Return the columns as expressions in which equal values have the same text: 1.0 and 1.00 are one position."""
         numeric = [kind.partition("(")[0] == "numeric" and "[" not in kind for kind in self.types]
         return [
             SQL("pg_catalog.trim_scale({})").format(column) if is_number else column
@@ -107,13 +108,13 @@ class Order:
         ]
 
     def behind(self, after: Position) -> Composable:
-        """Build the condition for rows that come after this position.
+        """Build the condition for rows after this position.
 
-        NULL comes last, and Postgres calls it neither greater nor smaller.
+        NULL sorts last, but PostgreSQL compares it as neither greater nor smaller.
         """
         if None not in after:
             return self._greater(after)
-        # Behind what comes before the first NULL; or there, and also NULL, and behind the rest.
+        # After the columns before the first NULL; or equal to them, also NULL here, and after the remaining columns.
         place = after.index(None)
         before, rest = self._part(0, place), self._part(place + 1, len(after))
         alternatives = []
@@ -141,7 +142,7 @@ class Order:
         later = SQL("({}) > ({})").format(columns, values)
         if not any(self.nullable):
             return later
-        # The first of two conditions is for the index, which the second one cannot use.
+        # The first condition lets the server use the index, which the second one cannot.
         first = SQL("") if self.nullable[0] else SQL("{} >= {} AND ").format(*pairs[0])
         return SQL("{}({}) IS NOT FALSE").format(first, later)
 
@@ -158,7 +159,10 @@ NO_ORDER = Order()
 
 
 class Age:
-    """How long a snapshot has been held. Meanwhile a source cannot clean up rows, nor a standby replay past it."""
+    """Measure how long a snapshot has been held.
+
+    While it is held, a source cannot clean up rows, and a standby cannot replay past it.
+    """
 
     def __init__(self, limit_seconds: float | None) -> None:
         self.limit_seconds = limit_seconds
@@ -171,7 +175,7 @@ class Age:
 
 @dataclass(frozen=True)
 class Query:
-    """A judged query with its cursor bounds filled in."""
+    """Represent a checked query with its cursor bounds filled in."""
 
     judged: CheckedQuery
     cursor: Cursor | None = None
@@ -219,7 +223,7 @@ class Query:
         if self.cursor is None:
             return
         column = self.cursor.columns("q")[0]
-        # A row that does not say when it changed is in no range: it is left out, or read on its own each time.
+        # A row with a NULL cursor is in no range: it is omitted, or read separately each time.
         if bounds.nulls != "included":
             wanted = SQL("NULL" if bounds.nulls == "alone" else "NOT NULL")
             yield SQL("q.{} IS {}").format(Identifier(self.cursor.key), wanted)
@@ -236,7 +240,7 @@ def _quoted(value: str | None) -> str:
 class SqlReader:
     """Read through a session logged in as the reader.
 
-    Users' SQL goes over the extended protocol only: one statement, never two.
+    Users' SQL goes only over the extended protocol, which accepts a single statement.
     """
 
     def __init__(self, connection: Connection, url: str, application_name: str) -> None:
@@ -244,17 +248,18 @@ class SqlReader:
         self._url = url
         self._application_name = application_name
         self._streaming: Any = None
-        # Functions of unknown effect were called, or a large value has swollen its buffers: not for other runs.
+        # Set if functions of unknown effect were called or a large value has grown the buffers: other runs must not
+        # reuse it.
         self.ends_with_run = False
 
     @contextmanager
     def reading(self, settings: Mapping[str, str] = NO_SETTINGS, snapshot: str | None = None) -> Iterator[None]:
-        """Open a transaction that reads and is never committed. Settings that a query changes in it are undone too.
+        """Open a read-only transaction that is always rolled back, including settings that a query changes in it.
 
         `snapshot`: one that another session has exported.
         """
         is_first = self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if is_first:  # said with BEGIN, which saves a statement
+        if is_first:  # part of BEGIN, which saves a statement
             self.connection.read_only = True
         try:
             with self.connection.transaction(force_rollback=True):
@@ -270,7 +275,7 @@ class SqlReader:
                 self._forget_read_only()
 
     def _forget_read_only(self) -> None:
-        """Let the next transaction say for itself what it does; on a connection that broke there is none."""
+        """Reset the mode, so that the next transaction chooses its own; a broken connection has none."""
         with suppress(psycopg.Error):
             self.connection.read_only = None
 
@@ -282,10 +287,10 @@ class SqlReader:
             raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
 
     def describe(self, judged: CheckedQuery) -> list[Column]:
-        """Describe names and types of the result without running the query."""
+        """Return names and types of the result without running the query."""
         raw = self.connection.pgconn
         with self.reading():
-            # Both ask the server, which may be gone by the second question.
+            # Both calls query the server, which may be lost before the second.
             self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
             described = raw.describe_prepared(b"")
             self._refuse_failed(described, judged)
@@ -298,7 +303,7 @@ class SqlReader:
         return [replace(column, origin=origin) for column, origin in zip(named, _origins(described), strict=True)]
 
     def find_origins(self, view: str) -> list[tuple[int, int] | None]:
-        """Find which table columns the columns of a view's query are; empty when the reader may not describe it."""
+        """Find the table columns that a view's columns come from; return none if the reader may not describe it."""
         raw = self.connection.pgconn
         with self.reading():
             if raw.prepare(b"", view.encode()).status != psycopg.pq.ExecStatus.COMMAND_OK:
@@ -309,7 +314,7 @@ class SqlReader:
         if result.status == psycopg.pq.ExecStatus.COMMAND_OK:
             return
         exc = psycopg.errors.error_from_result(result)
-        # A server that fell, or that has no room just now, says nothing about the query.
+        # An error of a server that crashed, or is temporarily out of resources, does not concern the query.
         if self.connection.broken:
             raise psycopg.OperationalError(f"{exc}") from exc
         if database.is_disconnect(exc) or database.is_transient(exc):
@@ -333,18 +338,18 @@ class SqlReader:
             raise SourceQueryFailed(say("run.column_unnamed"))
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
-        """Name the types, in the caller's transaction."""
-        # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
+        """Look up the names of the types, in the caller's transaction."""
+        # With their schemas, as other sessions have to write them: only this session finds types of extensions without.
         _SET.fetch_one(self.connection, ["search_path", ""])
         oids, typmods = [oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]
         rows = _TYPE_NAMES.fetch_all(self.connection, [oids, typmods])
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":
-        """Run EXPLAIN (VERBOSE, FORMAT JSON) on a statement that may hold the user's query, and list what it opened.
+        """Run EXPLAIN (VERBOSE, FORMAT JSON) on a statement that may contain the user's query, and list what it opened.
 
-        The server locks each relation that a statement names, including those that views name, before it plans. What
-        the planner leaves out has been opened all the same.
+        Before planning, the server locks each relation that a statement names, including those that views name.
+        Relations that the planner omits have therefore been opened as well.
         """
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
@@ -364,7 +369,7 @@ class SqlReader:
         return Explained(_parsed(row["plan"]), tuple(row["opened"]))
 
     def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
-        """Find those of the names for which the server has a volatile function."""
+        """Return those names for which the server has a volatile function."""
         rows = self.connection.execute(
             """
             SELECT DISTINCT proname FROM pg_catalog.pg_proc
@@ -375,7 +380,7 @@ class SqlReader:
         return {row["proname"] for row in rows}
 
     def value(self, statement: Composed) -> Any:
-        """Return the single value of a statement that holds the user's query."""
+        """Return the single value of a statement that contains the user's query."""
         try:
             with self.reading():
                 row = self.connection.execute(statement, prepare=True).fetchone()
@@ -387,11 +392,11 @@ class SqlReader:
     def stream(
         self, statement: Composable, settings: Mapping[str, str] = NO_SETTINGS, *, snapshot: str | None = None
     ) -> Iterator["Iterator[pa.RecordBatch]"]:
-        """Stream the rows as Arrow over a session of its own that ends with the block.
+        """Stream the rows as Arrow over a separate session that ends with the block.
 
         `snapshot`: one that another session has exported, in which the rows are read.
         """
-        # Imported here: the driver and pyarrow are the runner's alone and cost half a second.
+        # Imported here: only the runner needs the driver and pyarrow, whose import takes half a second.
         import adbc_driver_manager
         import adbc_driver_postgresql.dbapi as adbc
         from adbc_driver_manager._reader import AdbcRecordBatchReader
@@ -402,10 +407,10 @@ class SqlReader:
             if pooling.is_pooled(self.connection):
                 with connection.cursor() as cursor:
                     cursor.execute(pooling.statement_of(self._arrow_options(settings)))
-        except psycopg.Error as exc:  # our own session, which knows the settings, was ended
+        except psycopg.Error as exc:  # our main session, which knows the settings, was ended
             raise translate_read(exc) from exc
         except adbc_driver_manager.Error as exc:
-            # The driver's words repeat host and login; who may see a run need not know them.
+            # The driver's message contains host and login, which users who may see a run need not know.
             raise Disconnected("the source took no second connection of the same login") from exc
         try:
             with connection, connection.cursor() as cursor:
@@ -414,7 +419,7 @@ class SqlReader:
                 if snapshot is not None:
                     _begin_in(connection, snapshot)
                 cursor.execute(text)
-                # Not fetch_record_batch(): its reader forgets the SQLSTATE of what goes wrong behind the first rows.
+                # Not fetch_record_batch(): its reader loses the SQLSTATE of errors after the first rows.
                 handle = cursor.fetch_arrow()
                 with closing(AdbcRecordBatchReader._import_from_c(handle.address)) as batches:
                     yield _translating(batches)
@@ -429,14 +434,14 @@ class SqlReader:
 
         streaming = self._streaming
         if streaming is not None:
-            with suppress(adbc_driver_manager.Error):  # it ended by itself meanwhile
+            with suppress(adbc_driver_manager.Error):  # it has ended in the meantime
                 streaming.adbc_cancel()
 
     def _arrow_url(self, settings: Mapping[str, str]) -> str:
-        """Build a URL of the same login with the settings of our own session, read-only.
+        """Build a read-only URL with the same login and the settings of our session.
 
-        ADBC takes settings in the URL only. One user's statement is all that such a session ever runs, so nothing
-        that it changes outlives it.
+        ADBC accepts settings only in the URL. Such a session runs a single user statement, so nothing that the
+        statement changes outlives it.
         """
         return arrow_url(self._url, self._application_name, self._arrow_options(settings))
 
@@ -456,7 +461,7 @@ _TYPE_NAMES = Statement(
 
 @dataclass(frozen=True)
 class Explained:
-    """What the server would do: the plan, and the relations (by oid) that it opened to make it."""
+    """Hold the plan of a statement and the relations (by oid) that the server opened to make it."""
 
     plan: list[dict[str, Any]]
     opened: tuple[int, ...]
@@ -488,7 +493,7 @@ def _origins(described: "psycopg.pq.abc.PGresult") -> list[tuple[int, int] | Non
 
 
 def _placeholders(judged: CheckedQuery) -> dict[str, str]:
-    """Write parameters as placeholders whose types the server infers; for describing a query."""
+    """Return placeholders for the parameters, whose types the server infers when it describes a query."""
     return {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"}
 
 
@@ -533,6 +538,6 @@ def translate_arrow(exc: Any) -> Exception:
 
 
 def column(name: str, cast: str | None = None) -> Composed:
-    """Write `q."name"`, optionally cast."""
+    """Build `q."name"`, optionally cast."""
     reference = SQL("q.{}").format(Identifier(name))
     return SQL("{}::{} AS {}").format(reference, SQL(cast), Identifier(name)) if cast else reference

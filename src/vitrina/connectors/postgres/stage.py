@@ -1,4 +1,4 @@
-"""A pipeline's private, unlogged table: rows wait here, tagged with epoch and batch, until a checkpoint counts them."""
+"""Stage rows in a pipeline's private, unlogged table, tagged with epoch and batch, until a checkpoint accepts them."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ from vitrina.ports.checkpoint import Accepted
 from vitrina.store.database import Connection
 
 SCHEMA = "etl_stage"
-# How the names of stages begin: those of a run, and those of a plan, which no run may drop.
+# Prefixes of stage names: those of a run, and those of a plan, which no run may drop.
 RUN, PLAN = "p", "d"
 EPOCH, BATCH = "_epoch", "_batch"
 CURSOR_KEY, CURSOR_ID = "_cursor_key", "_cursor_id"
-# Where a staged row stands, for checks: rejected ones are deleted by it.
+# The physical position of a staged row, by which checks delete rejected rows.
 PLACE = "_row"
 
 
 @dataclass(frozen=True)
 class StageColumn:
-    """A column on its way: `type` as it is staged, `target_type` as it is merged."""
+    """Describe a staged column: `type` as it is staged, `target_type` as it is merged."""
 
     name: str
     type: str
@@ -28,14 +28,14 @@ class StageColumn:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage table. Of what is in it, the parts count that the checkpoint has accepted."""
+    """Represent one stage table. Only the parts that the checkpoint has accepted count."""
 
     name: str
     columns: tuple[StageColumn, ...]
     key: tuple[str, ...]
-    cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, kept beside the data while rows are staged
-    cursor_as_text: bool = False  # how they travelled, when they came through Arrow
-    # Whether rows say which part they belong to. A stage that is to become the mart (`first_load`) has one part only.
+    cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, stored beside the data while rows are staged
+    cursor_as_text: bool = False  # if they came through Arrow
+    # Whether rows record their part. A stage that is to become the mart (`first_load`) has only one part.
     is_tagged: bool = True
 
     @property
@@ -50,14 +50,14 @@ class Stage:
         return list(zip(self.cursor_columns, self.cursor_types, strict=True))
 
     def create(self, connection: Connection, *, fillable_by: str | None, readable_by: str | None = None) -> None:
-        """Create the table. Its key columns refuse NULL, so that the error names a row without a key when it is read.
+        """Create the table. Its key columns refuse NULL, so that an error names a row without a key when it is staged.
 
-        Otherwise the merge would lose that row without a message. Whoever fills it, or reads it for a check, may do
-        nothing else there.
+        Otherwise the merge would silently lose that row. The roles that fill it, or read it for a check, get no other
+        rights on it.
         """
         types = [(column.name, column.type) for column in self.columns]
         types += [(name, "text" if self.cursor_as_text else kind) for name, kind in self._cursor()]
-        # First, where they are found without a look at the columns before them: whoever reads the stage asks for them.
+        # First, so that reading them does not require skipping the columns before them: every reader filters by them.
         definitions = [
             SQL("{} bigint NOT NULL").format(Identifier(EPOCH)),
             SQL("{} integer NOT NULL").format(Identifier(BATCH)),
@@ -76,7 +76,7 @@ class Stage:
             statements.append(SQL("GRANT SELECT ON {} TO {}").format(self.identifier, Identifier(readable_by)))
         if fillable_by:
             statements.append(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
-        # Sent together: each answer waited for costs more than most of them.
+        # Sent together: each round trip costs more than most of the statements.
         connection.execute(SQL("; ").join(statements))
 
     def counted(self, accepted: Accepted) -> Composed:
@@ -84,19 +84,22 @@ class Stage:
         return self._rows(self._is_accepted(accepted))
 
     def of_batch(self, epoch: int, number: int) -> Composed:
-        """Build a FROM item with the rows of one batch, cursor included."""
+        """Build a FROM item with the rows of one batch, including the cursor."""
         return self._rows(self._is_of_batch(epoch, number))
 
     def counted_to_judge(self, accepted: Accepted) -> Composed:
-        """Build a FROM item with the rows that count and the place of each, for checks."""
+        """Build a FROM item with the rows that count and the position of each, for checks."""
         return self._to_judge(self._is_accepted(accepted))
 
     def batch_to_judge(self, epoch: int, number: int) -> Composed:
-        """Build a FROM item with the rows of one batch and the place of each, for checks."""
+        """Build a FROM item with the rows of one batch and the position of each, for checks."""
         return self._to_judge(self._is_of_batch(epoch, number))
 
     def _to_judge(self, condition: Composed) -> Composed:
-        """Hide the condition from the planner: without statistics it would expect a row or two, and no join to pay."""
+        """Hide the condition from the planner.
+
+        Without statistics it would expect one or two rows and choose a slow join.
+        """
         hidden = SQL("CASE WHEN {} THEN true ELSE false END").format(condition)
         return self._rows(hidden, SQL("ctid AS {}").format(Identifier(PLACE)))
 
@@ -129,7 +132,7 @@ class Stage:
         )
 
     def discard_uncounted(self, connection: Connection, accepted: Accepted) -> None:
-        """Discard rows that were filled but not counted before an attempt ended; their batch number is used again."""
+        """Discard rows that were staged but not accepted before an attempt ended; their batch number is used again."""
         if not self.is_tagged:
             if not accepted:
                 self.truncate(connection)
@@ -157,7 +160,7 @@ class Stage:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
 
     def has_tags(self, connection: Connection) -> bool:
-        """Tell how a stage was made that an earlier run has left."""
+        """Return whether a stage that an earlier run has left has tags."""
         row = connection.execute(
             """
             SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -206,5 +209,5 @@ class Turns:
 
 
 def stage_name(pipeline_id: str, suffix: str, prefix: str = RUN) -> str:
-    """Build `p_<pipeline>_<suffix>`: an operator sees whose table it is, and cleaning up sees whether it is needed."""
+    """Build `p_<pipeline>_<suffix>`. Operators see the owner, and housekeeping sees whether the table is needed."""
     return f"{prefix}_{pipeline_id.replace('-', '')}_{suffix}"

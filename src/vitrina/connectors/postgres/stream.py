@@ -1,4 +1,4 @@
-"""Rows that travel: read as Arrow from a query, copied as Arrow into a stage."""
+"""Move rows as Arrow: read them from a query and copy them into a stage."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -29,15 +29,15 @@ from vitrina.store import database, pooling, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# How long an end waits for the batch that another thread is copying.
+# How long `close` waits for the batch that another thread is copying.
 _CLOSE_SECONDS = 10.0
 
-# Where a row stands in the order of reading; travels beside the result's own columns.
+# Columns with the position of a row in the reading order, sent in addition to the result's columns.
 POSITIONS = tuple(f"_position_{i}" for i in range(32))
 
 
 class ArrowReader:
-    """One streamed query, cut into batches."""
+    """Stream one query and cut it into batches."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ArrowReader:
         settings: Mapping[str, str] = NO_SETTINGS,
     ) -> None:
         self._reader = reader
-        # One that another session holds; else the stream's own.
+        # A snapshot that another session holds; None: the stream's own.
         self._snapshot = snapshot
         self._settings = {**bounds.settings, **settings}
         self._query = query
@@ -64,16 +64,16 @@ class ArrowReader:
         self._order = order
         self._batch_size = batch_size
         self._max_value_bytes = max_value_bytes
-        # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
+        # The query is run again from the last row after this time. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
-        # The target's name, where a row without a position cannot be passed by.
+        # The target's name, if a row without a position must be refused.
         self._needs_position = needs_position
 
     def batches(self, after: Position | None) -> Generator[Batch, None, None]:
         position, reopened = after, False
         while True:
             age, is_complete = Age(self._max_snapshot_seconds), True
-            # The tables are closed before the stream is: their thread reads from there.
+            # The tables are closed before the stream, because their thread reads from it.
             with (
                 self._reader.stream(self._select(position), self._settings, snapshot=self._snapshot) as stream,
                 closing(self._cut(stream)) as tables,
@@ -82,7 +82,7 @@ class ArrowReader:
                 while (table := watch.next_of("read", tables)) is not None:
                     position = self._position(table)
                     batch = Batch(table, position, watch=watch, reopened=reopened)
-                    del table  # the steps' alone from now on
+                    del table  # only the steps may hold it from now on
                     yield batch
                     del batch
                     if position is None:
@@ -134,7 +134,7 @@ class ArrowReader:
 def _refuse_large(batch: pa.RecordBatch, limit: int, position: list[str]) -> None:
     for name, values_of in zip(batch.schema.names, batch.columns, strict=True):
         if not (pa.types.is_string(values_of.type) or pa.types.is_binary(values_of.type)):
-            continue  # all others travel as text
+            continue  # all other types are sent as text
         sizes = pc.binary_length(values_of)
         largest = pc.max(sizes).as_py() or 0
         if largest > limit:
@@ -143,7 +143,7 @@ def _refuse_large(batch: pa.RecordBatch, limit: int, position: list[str]) -> Non
 
 
 def outputs_of(result: Sequence[Column]) -> list[Composable]:
-    """Write how to select columns that travel through Arrow and pass no step."""
+    """Build the outputs for columns that are sent as Arrow without any step."""
     return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
 
 
@@ -156,7 +156,7 @@ def cut(
 ) -> Generator[pa.Table, None, None]:
     """Cut the stream into tables of `batch_size` rows.
 
-    Rows of one position stay together, because a checkpoint cannot point between them.
+    Rows of one position stay together, because a checkpoint cannot fall between them.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -173,13 +173,13 @@ def cut(
             done, waiting = [table.slice(0, end)], table.slice(end).to_batches()
             rows, size = table.num_rows - end, sum(rest.nbytes for rest in waiting)
             del table
-            yield done.pop()  # the caller's alone: it may be large
+            yield done.pop()  # only the caller may hold it: it may be large
     if rows:
         yield pa.Table.from_batches(waiting)
 
 
 def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None:
-    """Find the first row at or after `wanted` with another position than the row before; None if not read yet."""
+    """Find the first row at or after `wanted` whose position differs from the row before; None if not read yet."""
     if not ordered_by:
         return min(wanted, int(table.num_rows))
     columns = [table.column(name) for name in ordered_by]
@@ -190,13 +190,13 @@ def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None
 
 
 class Stager:
-    """Copy Arrow tables into a stage, tagged, outside the merge's transaction.
+    """Copy tagged Arrow tables into a stage, outside the merge's transaction.
 
     Rows without an accepted tag never count.
     """
 
     timed_as = "stage"
-    ahead = 0  # the stages take turns: one is filled while the other is merged, and there is no third
+    ahead = 0  # stages alternate: one is filled while the other is merged, and there is no third
 
     def __init__(self, url: str, application_name: str, turns: Turns, *, epoch: int, target: PostgresTarget) -> None:
         self._turns = turns
@@ -213,7 +213,7 @@ class Stager:
                 cursor.execute(pooling.statement_of(database.options_of(database.SESSION)))
                 cursor.execute(database.SETTLE)
         except adbc_driver_manager.Error as exc:
-            # The driver's words repeat host and login; who may see a run need not know them.
+            # The driver's message contains host and login, which users who may see a run need not know.
             raise Disconnected(f"the database of {target} took no second connection of the same login") from exc
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
@@ -245,7 +245,7 @@ class Stager:
             raise self._translate(exc) from exc
 
     def _copy_wide(self, stage: Stage, tagged: pa.Table) -> None:
-        """Copy over a session of its own that ends with the table; few loads have such rows."""
+        """Copy over a separate session that ends with the table; few loads have such rows."""
         with self._in_use, closing(self._connect()) as connection:
             self._copying = connection
             try:
@@ -256,9 +256,9 @@ class Stager:
                 self._copying = None
 
     def close(self) -> None:
-        """Close from any thread: the driver may crash when a statement is closed while another thread is in it.
+        """Close from any thread. The driver may crash if a statement is closed while another thread uses it.
 
-        A server that does not answer keeps its session; it ends with the lease.
+        If the server does not answer, its session stays open until the lease ends.
         """
         copying = self._copying
         if copying is not None:

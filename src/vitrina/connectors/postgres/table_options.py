@@ -1,4 +1,4 @@
-"""What `options.table` asks of a mart: partitions, indexes, comments and grants of a new table, and what one lacks."""
+"""Apply `options.table`: partitions, indexes, comments and grants of a new mart, and warnings about an existing one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-# Of the name of a partition: Postgres cuts longer names, and two might become one.
+# The longest name of a partition: PostgreSQL truncates longer names, and two might become the same.
 _LONGEST_NAME = 63
 
 
 def partitioning(options: TableOptions | None) -> Composable:
-    """What follows the columns in CREATE TABLE."""
+    """Build what follows the columns in CREATE TABLE."""
     if options is None or options.partition_by is None:
         return SQL("")
     cut = options.partition_by
@@ -31,7 +31,7 @@ def partitioning(options: TableOptions | None) -> Composable:
 def refuse_key(
     target: PostgresTarget, options: TableOptions | None, key: Sequence[str], result: Sequence[Column]
 ) -> None:
-    """Refuse to cut a table by a column that may differ between two rows of one key, or that has no spans of time."""
+    """Refuse to partition by a column that may differ between two rows of one key, or that has no time spans."""
     cut = options.partition_by if options else None
     if cut is None:
         return
@@ -43,7 +43,7 @@ def refuse_key(
 
 
 def create_partitions(connection: Connection, target: PostgresTarget, options: TableOptions) -> None:
-    """Make the partitions by hash; those by spans of time are made as rows come."""
+    """Create the partitions by hash; those by time span are created as rows arrive."""
     if options.partition_by is None or options.partition_by.hash is None:
         return
     count = options.partition_by.partitions
@@ -62,14 +62,14 @@ def create_partitions(connection: Connection, target: PostgresTarget, options: T
 
 
 class Lack(NamedTuple):
-    """Something that a table lacks: the option that asks for it, and the statement that adds it."""
+    """Hold an option that a table lacks, and the statement that adds it."""
 
     option: str
     statement: Composed
 
 
 def add_missing(connection: Connection, table: Table, options: TableOptions) -> None:
-    """Make a new table what the options ask for. Refuse what cannot be made, by the option that asks for it."""
+    """Add to a new table what the options request. Raise TargetMismatch, naming the option, if the server refuses."""
     for problem in unknown(connection, table, options):
         raise TargetMismatch(problem)
     for lack in missing(connection, table, options):
@@ -90,7 +90,7 @@ def add_missing(connection: Connection, table: Table, options: TableOptions) -> 
 
 
 def unknown(connection: Connection, table: Table, options: TableOptions) -> Iterator[str]:
-    """Name the columns and roles that the options name and that there are not."""
+    """Yield a message for each column or role in the options that does not exist."""
     target, names = PostgresTarget(table.schema, table.name), [column.name for column in table.columns]
     named = [
         (f"indexes.{place}.columns", column) for place, index in enumerate(options.indexes) for column in index.columns
@@ -106,7 +106,7 @@ def unknown(connection: Connection, table: Table, options: TableOptions) -> Iter
 
 
 def missing(connection: Connection, table: Table, options: TableOptions) -> list[Lack]:
-    """Give the statements that would make the table what the options ask for; nothing that it has more is named."""
+    """Build the statements that add what the options request and the table lacks; extra objects are ignored."""
     return [
         *_missing_indexes(connection, table, options.indexes),
         *_missing_comments(connection, table, options),
@@ -115,7 +115,7 @@ def missing(connection: Connection, table: Table, options: TableOptions) -> list
 
 
 def drift(connection: Connection, table: Table, options: TableOptions, view: str | None = None) -> Iterator[str]:
-    """Say what a table that is there lacks, and its view of current rows: it is shown, and left to people."""
+    """Yield warnings about what an existing table, or its view of current rows, lacks; its owner may add it."""
     target = PostgresTarget(table.schema, table.name)
     cut = options.partition_by
     if cut and not ranges.is_cut_so(connection, table, cut):

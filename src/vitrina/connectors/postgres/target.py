@@ -1,4 +1,4 @@
-"""Postgres marts: rows are staged, then merged into the target in one transaction with the checkpoint."""
+"""Write marts in PostgreSQL: stage rows, then merge them into the target in one transaction with the checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ from vitrina.targets import PostgresTarget
 
 
 class Foreseen(NamedTuple):
-    """What publishing a stage would do: the difference is in `merge.DIFF` until the transaction ends."""
+    """Describe what publishing a stage would do: the difference is in `merge.DIFF` until the transaction ends."""
 
     merging: Merge
     counts: Counts
@@ -49,7 +49,7 @@ class Foreseen(NamedTuple):
 
 
 class PostgresWriter:
-    """The target side of one run. One connection, used by one thread; `fence` calls come from the caller."""
+    """Write the target of one run over one connection, used by one thread; `fence` calls come from the caller."""
 
     def __init__(
         self,
@@ -66,23 +66,23 @@ class PostgresWriter:
         self._target = target
         self._options = options
         self._table: Table | None = None
-        # By this run: nobody can have been reading it for long.
+        # Created by this run, so it has no long-standing readers.
         self._made_table = False
         # Whether the table had rows when this run last looked.
         self._had_rows = False
         self._key: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()
         self._not_compared: frozenset[str] = frozenset()
-        # Which rows the latest merge wrote: a condition on the alias `t`.
+        # The rows that the latest merge wrote: a condition on the alias `t`.
         self._written: Composable | None = None
         self._history = options.history
-        # The column that says of a row that the source deleted it: it is staged, and not written.
+        # The column that marks a row as deleted in the source: it is staged, but not written.
         self._gone = options.delete_when
-        # The column that says when a row left the source; None: such rows are deleted.
+        # The column that records when a row left the source; None: such rows are deleted.
         self._soft = options.deletes.soft if options.deletes else None
-        # The time of the snapshot whose rows are written now, in a mart that keeps a history.
+        # The time of the snapshot whose rows are being written, in a mart that keeps a history.
         self.snapshot_at: datetime | None = None
-        # Of a look without `create`: what the query gives, and the columns that a run would add.
+        # Set by `prepare` without `create`: what the query returns, and the columns that a run would add.
         self._given: tuple[str, ...] = ()
         self.lacking: tuple[Column, ...] = ()
         # FROM item with the rows of the table as a run would make it (`imagine`).
@@ -100,7 +100,7 @@ class PostgresWriter:
         stamps: frozenset[str],
         create: bool = True,
     ) -> tuple[str, ...]:
-        """Find or create the target, settle the key and the columns that will be written; return the key."""
+        """Find or create the target, determine the key and the columns that will be written; return the key."""
         _refuse_reserved(result)
         result = self._without_gone(result, wanted_key)
         if self._soft in [column.name for column in result]:
@@ -130,7 +130,7 @@ class PostgresWriter:
         return self._key
 
     def _without_gone(self, result: Sequence[Column], key: Sequence[str] | None) -> Sequence[Column]:
-        """Take out the column of options.delete_when, which is no part of the mart."""
+        """Remove the column of options.delete_when, which is not part of the mart."""
         if self._gone is None:
             return result
         kind = next((column.type for column in result if column.name == self._gone), None)
@@ -142,7 +142,7 @@ class PostgresWriter:
         return [Column(self._soft, "timestamp with time zone")] if self._soft else []
 
     def _without_validity(self, table: Table, result: Sequence[Column]) -> Table:
-        """Give the table without the columns that a history adds to what the query gives."""
+        """Return the table without the columns that a history adds to those of the query."""
         if self._history is None:
             return table
         return history.without_validity(self.connection, table, result, self._history)
@@ -153,7 +153,7 @@ class PostgresWriter:
                 self._create_table(result, key)
             self._made_table = True
         except psycopg.errors.DuplicateTable:
-            pass  # another pipeline or person was faster: compare with theirs
+            pass  # another session was faster: compare with its table
         except psycopg.errors.InsufficientPrivilege as exc:
             raise FatalError(
                 say(
@@ -191,7 +191,7 @@ class PostgresWriter:
             table_options.add_missing(self.connection, self._require_table(), options)
 
     def drift(self) -> tuple[str, ...]:
-        """Say what a table that is there lacks of options.table."""
+        """Return what an existing table lacks of options.table."""
         options = self._options.table
         if options is None or self._table is None or self._made_table:
             return ()
@@ -216,7 +216,7 @@ class PostgresWriter:
         return table
 
     def imagine(self) -> None:
-        """Take the table as the next run would make it, which adds what it lacks. Nothing is created or changed."""
+        """Treat the table as the next run would change it, with the columns it lacks. Nothing is created or changed."""
         if self._table is not None and not self.lacking:
             return
         kept = self._history
@@ -244,7 +244,7 @@ class PostgresWriter:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows that left the source stay in the table."""
+        """Return whether rows that left the source stay in the table."""
         return self._history is not None or self._soft is not None
 
     @property
@@ -257,12 +257,12 @@ class PostgresWriter:
 
     @property
     def staged_columns(self) -> tuple[str, ...]:
-        """The columns that are written, and the one that says which rows are not."""
+        """Return the columns that are written, and the one that marks deleted rows."""
         return (*self._columns, *([self._gone] if self._gone else []))
 
     @property
     def not_compared(self) -> frozenset[str]:
-        """Stamps: a row does not differ because of them."""
+        """Return the stamps: a row does not differ because of them."""
         return self._not_compared
 
     @property
@@ -271,14 +271,14 @@ class PostgresWriter:
 
     @property
     def rows(self) -> Composable:
-        """FROM item with the rows that mirror the source: of a history, those that are current."""
+        """Return a FROM item with the rows that mirror the source: in a history, the current ones."""
         if self._soft:
             return SQL("(SELECT * FROM {} AS k WHERE {} IS NULL)").format(self.loaded_rows, Identifier(self._soft))
         return self.loaded_rows
 
     @property
     def loaded_rows(self) -> Composable:
-        """FROM item with the rows that a full load is compared with, places included."""
+        """Return a FROM item with the rows that a full load is compared with, including their positions."""
         if self._imagined:
             return self._imagined
         return history.current_rows(self.table, self._history) if self._history else self.table.identifier
@@ -299,8 +299,8 @@ class PostgresWriter:
         return not self._had_rows
 
     def was_emptied(self, known: dict[str, Any] | None = None) -> bool:
-        """Tell whether the table was truncated or recreated since the run, or the checkpoint, knew it."""
-        # Held until the transaction ends, so that it cannot happen between this look and the merge.
+        """Return whether the table was truncated or recreated since the run, or the checkpoint, recorded it."""
+        # Held until the transaction ends, so that it cannot happen between this check and the merge.
         self.connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier))
         files = catalog.files_of(self.connection, self._target)
         if files == self.table.files:
@@ -309,7 +309,7 @@ class PostgresWriter:
         return self.is_empty() or (known is not None and not self.is_same(known))
 
     def is_same(self, known: dict[str, Any]) -> bool:
-        """Tell whether the table still holds what `remembered` said of it."""
+        """Return whether the table still holds what `remembered` recorded."""
         return known["name"] != str(self._target) or mart_identity.is_same(self.connection, self._target, known)
 
     def remembered(self, before: dict[str, Any] | None, rows: int) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class PostgresWriter:
     # --- the stage -------------------------------------------------------------------------------------------
 
     def stage(self, name: str, staged_types: dict[str, str] | None = None, cursor_types: tuple[str, ...] = ()) -> Stage:
-        """Build a stage of the target's exact types; `staged_types` names the columns that travel as another type."""
+        """Build a stage of the target's exact types; `staged_types` names the columns that arrive as another type."""
         columns = []
         by_name = {column.name: column for column in self.table.columns}
         for column in (by_name[name] for name in self._columns):
@@ -354,11 +354,11 @@ class PostgresWriter:
 
     @property
     def stage_names(self) -> str:
-        """A pattern of LIKE for the stages of this pipeline, and for the views that checks were shown."""
+        """Return a LIKE pattern for the stages of this pipeline and for the views created for checks."""
         return stage_name(str(self._claim.pipeline_id), "", self.stage_prefix).replace("_", r"\_") + "%"
 
     def drop_other_stages(self, keep: Sequence[str]) -> None:
-        """Drop stages of this pipeline that no checkpoint names any more."""
+        """Drop stages of this pipeline that no checkpoint refers to."""
         rows = _STAGES_OF.fetch_all(self.connection, [self.stage_names])
         drops = [
             SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), Identifier("etl_stage", row["name"]))
@@ -371,7 +371,7 @@ class PostgresWriter:
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
     def merge_batch(self, stage: Stage, number: int) -> Counts:
-        """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
+        """Upsert one staged batch. If a key is repeated, the row with the latest cursor wins."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
         self._make_partitions(batch)
@@ -387,7 +387,7 @@ class PostgresWriter:
         return replace(counts, deleted=deleted, unchanged=unchanged)
 
     def _remove_gone(self, batch: Merge) -> tuple[Merge, int, int]:
-        """Remove the rows that the source calls deleted; the others, and how many of both were so."""
+        """Remove rows that the source marks as deleted; return the rest, and how many were staged and removed."""
         if self._gone is None:
             return batch, 0, 0
         gone = replace(batch, staged=_where(batch.staged, self._gone, "IS TRUE"))
@@ -396,7 +396,7 @@ class PostgresWriter:
         return replace(batch, staged=_where(batch.staged, self._gone, "IS NOT TRUE")), staged, removed
 
     def _upsert(self, batch: Merge) -> Counts:
-        """Merge in one statement where the server can count what it did and the target has one key only."""
+        """Merge in one statement if the server can count what it did and the target has only one key."""
         if self.table.has_one_key and self.connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
             row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
@@ -406,7 +406,7 @@ class PostgresWriter:
         return self._apply(batch, self._planned())
 
     def write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
-        """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
+        """Close and add states of a history. A key may have only one row per snapshot; a second one is an error."""
         kept, at = self._require_history()
         if replaces:
             done = history.replace_all(self.connection, merging, kept, at, deletes=deletes)
@@ -425,7 +425,7 @@ class PostgresWriter:
         return self._history, self.snapshot_at
 
     def _not_later(self, merging: Merge, kept: History, at: datetime) -> FatalError:
-        """Say why a current state is not older than the snapshot: its key came before, or another clock wrote it."""
+        """Explain why a current state is not older than the snapshot: a repeated key, or another clock wrote it."""
         latest = self.latest_snapshot()
         if latest is not None and latest > at:
             return FatalError(say("run.history_ahead", target=self._target, latest=latest, at=at))
@@ -433,7 +433,7 @@ class PostgresWriter:
         return self._duplicate_keys(1, example)
 
     def delete_rows(self, condition: Composable) -> int:
-        """Delete rows that left the source and that the condition names, under the alias `q`."""
+        """Delete rows that left the source and match the condition on the alias `q`."""
         if self._history:
             kept, at = self._require_history()
             return history.close(self.connection, self.table, kept, condition, at)
@@ -448,27 +448,27 @@ class PostgresWriter:
         ).rowcount
 
     def refuse_shrinking(self, removed: int) -> None:
-        """Apply the guard of a publish for a caller that deletes rows in another way."""
+        """Apply the guard of a publish for a caller that deletes rows itself."""
         self._refuse_shrinking(removed, self._rows_in_target())
 
     def _prepare_merge(self) -> None:
         """Give the merge enough memory to join in one pass, and defer constraints.
 
-        Unique values may then pass from one row to another until the transaction ends.
+        Unique values may then move from one row to another until the transaction ends.
         """
         settings = {
             "work_mem": f"{self._memory_mb}MB",
             "maintenance_work_mem": f"{2 * self._memory_mb}MB",
-            # A batch is small beside its mart: look its rows up by index rather than reading the whole mart.
+            # A batch is small compared with its mart: look up its rows by index rather than reading the whole mart.
             "random_page_cost": 1.1,
-            # What the planner needs to know of a stage is how many rows it has, and that its keys differ.
+            # The planner only needs to know how many rows a stage has, and that its keys are distinct.
             "default_statistics_target": 10,
         }
         local = [SQL("SET LOCAL {} = {}").format(SQL(name), Literal(value)) for name, value in settings.items()]
         self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
 
     def _make_partitions(self, merging: Merge) -> None:
-        """Make partitions for spans of time of which these rows are the first."""
+        """Create partitions for the time spans of which these rows are the first."""
         cut = self._options.table.partition_by if self._options.table else None
         if cut is None or cut.range is None or self.table.kind != "p":
             return
@@ -476,7 +476,7 @@ class PostgresWriter:
             self._table = replace(self.table, files=catalog.files_of(self.connection, self._target))
 
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
-        """Keep the latest of several versions of one row in a batch. Two that cannot be told apart are an error."""
+        """Keep the latest of several versions of one row in a batch. Refuse two that cannot be ordered."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
         if not order or self._history:
             self._refuse_duplicates(merging)
@@ -490,27 +490,27 @@ class PostgresWriter:
             raise self._duplicate_keys(row["keys"], row["example"])
 
     def end_filling(self, stage: Stage) -> None:
-        """Wait for whoever still fills a stage whose rows do not name their part, and let nobody begin."""
+        """Wait for sessions that still fill a stage without tags, and prevent further ones from starting."""
         if not stage.is_tagged:
             self.connection.execute(SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(stage.identifier))
 
     def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool, counted: int | None = None) -> Counts:
-        """Make the target equal to the counted rows of the stage; `counted`: how many it has, if that is known."""
+        """Make the target equal to the accepted rows of the stage; `counted`: their number, if known."""
         if self._gone:
-            counted = None  # such rows were not judged
+            counted = None  # such rows were not checked
         merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
         self._make_partitions(merging)
         if self.is_empty():
             if self._become_table(merging, stage, checkpoint, counted):
                 return Counts(inserted=checkpoint.rows)
-            # Asked again: rows may have come while the indexes of the stage were built.
+            # Checked again: rows may have been added while the indexes of the stage were built.
             if self.is_empty():
                 return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = counted if counted is not None else stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
-        # Of rows that are kept after they left the source, none is left to lose.
+        # If rows are kept after they left the source, none can be lost.
         if deletes and not staged_rows and self._rows_in_target():
             self._refuse_empty(staged_rows)
         stage.analyze(self.connection)
@@ -520,7 +520,7 @@ class PostgresWriter:
         return self._publish_diff(merging, staged_rows, deletes=deletes)
 
     def _to_publish(self, stage: Stage, checkpoint: Checkpoint) -> tuple[Merge, int]:
-        """Say how the counted rows relate to the target, and how many of them the source calls deleted."""
+        """Describe how the accepted rows relate to the target, and count those that the source marks as deleted."""
         merging = self._merge_of(stage.counted(checkpoint.accepted))
         if not self._gone:
             return merging, 0
@@ -530,7 +530,7 @@ class PostgresWriter:
     def foresee(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool, latest: Sequence[str] = ()) -> Foreseen:
         """Join stage and target as `publish` does, and count. Only a temporary table is written.
 
-        `latest`: of several rows with one key, the one with the greatest of these counts; without, they are refused.
+        `latest`: of several rows with one key, use the one with the greatest of these; if empty, they are refused.
         """
         merging, gone = self._to_publish(stage, checkpoint)
         merging = replace(merging, rows=self.loaded_rows)
@@ -557,7 +557,7 @@ class PostgresWriter:
         return SQL("(SELECT DISTINCT ON ({0}) b.* FROM {1} AS b ORDER BY {0}, {2})").format(key, staged, descending)
 
     def refuse_loss(self, foreseen: Foreseen) -> None:
-        """Apply the guards of a publish to what one that deletes would do."""
+        """Apply the guards of a publish to what a deleting one would do."""
         if foreseen.target_rows:
             self._refuse_empty(foreseen.staged_rows)
         if foreseen.counts.deleted:
@@ -589,22 +589,22 @@ class PostgresWriter:
     def _refuse_repeats(
         self, merging: Merge, planned: Counts, staged_rows: int, target_rows: int, *, deletes: bool
     ) -> None:
-        """Refuse keys that come twice. Every staged row that is not new must have met a target row of its own."""
+        """Refuse repeated keys. Every staged row that is not new must match a different target row."""
         inserts = planned.inserted
         if not deletes or staged_rows - inserts != target_rows - planned.deleted or inserts:
             self._refuse_duplicates(merging)
 
     def may_be_replaced(self) -> bool:
-        """Tell whether the stage of a first load may take the place of the table."""
+        """Return whether the stage of a first load may take the place of the table."""
         if self.keeps_rows or self._gone or self._had_rows or not self.is_empty():
             return False
         return first_load.is_possible(self.connection, self.table, self._columns, self._key)
 
     def _become_table(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, counted: int | None) -> bool:
-        """Let the stage take the place of the empty table. Return False where the rows have to be copied."""
+        """Replace the empty table with the stage. Return False if the rows have to be copied."""
         if stage.is_tagged or checkpoint.rows < bulk_load.WORTHWHILE_ROWS:
             return False
-        # Whoever still fills it, left behind, ends first; rows that came too late are told by their number.
+        # Sessions that still fill the stage end first; the count reveals rows that arrived too late.
         self.end_filling(stage)
         if counted is None:
             counted = stage.count(self.connection, checkpoint.accepted)
@@ -625,7 +625,7 @@ class PostgresWriter:
             with self.connection.transaction():
                 indexes = self._indexes_to_detach(checkpoint.rows)
                 is_detached = indexes is not None and indexes.detach(self.connection)
-                # Into an index that stays, keys go in their order: at random they cost twice as much.
+                # Insert keys in order into an index that stays: in random order they cost twice as much.
                 inserted = self._insert_all(merging, in_order=not is_detached)
                 if inserted != checkpoint.rows - gone:
                     self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
@@ -648,7 +648,7 @@ class PostgresWriter:
     def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
         """Plan to detach indexes from a large new table.
 
-        Return None where it does not pay, or where the mart may have readers: they would wait for the whole publish.
+        Return None if that does not pay, or if the mart may have readers: they would wait for the whole publish.
         """
         if not self._made_table or rows < bulk_load.WORTHWHILE_ROWS:
             return None
@@ -680,9 +680,9 @@ class PostgresWriter:
         return done
 
     def _refuse_partial(self, planned: Counts, done: Counts) -> None:
-        """Raise when fewer rows were written than planned.
+        """Raise if fewer rows were written than planned.
 
-        No other session can remove a row that this transaction has just inserted, so a trigger or rule left it out. A
+        No other session can remove a row that this transaction has just inserted, so a trigger or rule skipped it. A
         row to update or delete may have been moved by another session.
         """
         if done.inserted != planned.inserted:
@@ -697,7 +697,7 @@ class PostgresWriter:
         return Counts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
 
     def merging(self, staged: Composable) -> Merge:
-        """Say how staged rows relate to the target's; memory and constraints are prepared for it."""
+        """Describe how staged rows relate to the target's, and prepare memory and constraints for the merge."""
         self._prepare_merge()
         made = self._merge_of(staged)
         self._make_partitions(made)
@@ -707,7 +707,7 @@ class PostgresWriter:
         return self._rows_in_target()
 
     def refuse_cascading(self) -> None:
-        """Refuse deletes that would go on through foreign keys."""
+        """Refuse deletes that would cascade through foreign keys."""
         if self.table.cascading and not self._options.allow_cascade:
             raise ShrinkRefused(
                 say("run.would_cascade", rows=1, target=self._target, tables=", ".join(self.table.cascading)), None
@@ -754,11 +754,11 @@ _STAGES_OF = Statement(
 )
 
 
-# So many changes are applied as fast without statistics of them: each row is found by its position.
+# This many changes are applied as fast without statistics: each row is found by its position.
 _FEW_CHANGES = 200
-# Names of our own in stages and in what is compared with them.
+# Names of our own columns in stages and differences.
 _RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
-# Postgres's limit for a table, less our own columns of a stage.
+# PostgreSQL's limit for a table, less our own columns of a stage.
 MAX_COLUMNS = 1_600 - 4
 
 

@@ -1,7 +1,7 @@
-"""Rows with large values on their way into a stage: binary COPY in pieces.
+"""Copy rows with large values into a stage: binary COPY in pieces.
 
-The driver writes a row down whole before it sends it, and libpq does so once more: a value of 200 MB would be in memory
-three times. Here a large value is sent from where it lies.
+The driver serialises a whole row before it sends it, and libpq copies it again: a value of 200 MB would be in memory
+three times. Here a large value is sent directly from the Arrow buffer.
 """
 
 import struct
@@ -13,25 +13,25 @@ from psycopg.sql import SQL, Identifier
 
 from vitrina.store.database import Connection
 
-# Below this a table is the driver's: it is faster, and what it copies is little.
+# The driver copies smaller tables: it is faster, and its copies are small.
 _MIN_TABLE_BYTES = 16 << 20
-# Wide is what has so many bytes in a row: what Python does for each row does not count then.
+# Rows of this size are wide: the cost of Python code for each row is then negligible.
 _MIN_ROW_BYTES = 1 << 20
 _PIECE_BYTES = 256 << 10
 
 _HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TRAILER = struct.pack(">h", -1)
 _NULL = struct.pack(">i", -1)
-# Postgres counts from 2000, Arrow from 1970.
+# PostgreSQL counts from 2000, Arrow from 1970.
 _EPOCH_DAYS = 10_957
 _EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
 
-# The value of a column in a row, as the server reads it.
+# Returns the value of a column in a row in the server's binary format.
 Encoder = Callable[[pa.Array, int], memoryview | bytes]
 
 
 def is_wide(table: pa.Table) -> bool:
-    """Tell whether rows are large enough for this path and of types written here; the driver copies all others."""
+    """Return whether rows are large enough for this path and of types supported here; the driver copies all others."""
     size = table.nbytes
     return (
         size > _MIN_TABLE_BYTES
@@ -72,12 +72,12 @@ def _plain(column: pa.Array) -> pa.Array:
 def _storage(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
-    # A time zone says how a moment is shown, not which one it is.
+    # A time zone affects how a moment is shown, not which one it is.
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
 
 
 def _as_it_lies(form: str) -> Encoder:
-    """Encode a value as the bytes between two offsets; a scalar of Arrow would be a copy."""
+    """Encode a value as the bytes between two offsets; an Arrow scalar would be a copy."""
     offsets = struct.Struct(f"={form}{form}")
 
     def encode(column: pa.Array, row: int) -> memoryview:
@@ -106,7 +106,7 @@ _ENCODERS: dict[pa.DataType, Encoder] = {
     pa.date32(): _counted(">i", _EPOCH_DAYS),
     pa.time64("us"): _counted(">q"),
     pa.timestamp("us"): _counted(">q", _EPOCH_MICROSECONDS),
-    pa.binary(16): lambda column, row: bytes(column[row].as_py()),  # a uuid
+    pa.binary(16): lambda column, row: bytes(column[row].as_py()),  # uuid
     **dict.fromkeys((pa.string(), pa.binary()), _as_it_lies("i")),
     **dict.fromkeys((pa.large_string(), pa.large_binary()), _as_it_lies("q")),
 }

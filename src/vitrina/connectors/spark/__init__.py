@@ -1,4 +1,4 @@
-"""Spark as an engine for loads in ranges of the key: the connector's description, which loads no client."""
+"""Describe Spark as an engine for loads by key range. Importing this module does not load the Spark client."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Sessions on a Spark Connect server, what its executors have installed, and what its errors mean for a run."""
+"""Open sessions on a Spark Connect server, compare package versions with its executors, and translate its errors."""
 
 import json
 import platform
@@ -11,24 +11,24 @@ from vitrina.connectors.spark import probe
 from vitrina.errors import CannotConnect, ConfigError, FatalError, TransientError, VitrinaError
 from vitrina.sentences import say
 
-# A server that is gone is noticed within about half a minute; the client would try for ten.
+# Detect a lost server within about half a minute; the client's default policy would retry for ten minutes.
 _RETRIES = {"max_retries": 7, "initial_backoff": 100, "backoff_multiplier": 2.5, "max_backoff": 10_000, "jitter": 200}
-# How many of the numbers of a version must be the same on both sides.
+# How many leading components of a version must be equal on both sides.
 _COMPARED = {"vitrina": 4, "python": 2, "pyarrow": 1, "psycopg": 2}
-# Without the same, steps and handles may not even be read.
+# If these differ, the executor may not be able to unpickle steps and handles.
 _NEEDED = ("vitrina", "python")
 
 
 class Answer(NamedTuple):
-    """What a job of one row found out."""
+    """Hold the result of the one-row probe job."""
 
-    # Attempts that are begun later have higher numbers, until the server starts again.
+    # Spark numbers attempts in increasing order; a restarted server begins again.
     attempt: int
     versions: dict[str, str | None]
 
 
 def connect(url: str) -> Any:
-    """Open a session of our own; the server is asked for the first time by the first job."""
+    """Open a new session. The client does not contact the server until the first job."""
     try:
         from pyspark.sql.connect.client.retries import DefaultPolicy
         from pyspark.sql.connect.session import SparkSession
@@ -51,7 +51,7 @@ def ask(session: Any) -> Answer:
 
 
 def differences(url: str) -> Sequence[str]:
-    """Name what executors have in another version than this process, for people."""
+    """List the packages whose versions differ between the executors and this process, as messages."""
     session = connect(url)
     try:
         return [_sentence(name, *found) for name, found in _differing(ask(session).versions).items()]
@@ -60,7 +60,7 @@ def differences(url: str) -> Sequence[str]:
 
 
 def require_fitting(versions: dict[str, str | None]) -> None:
-    """Refuse a cluster whose executors cannot read what we send."""
+    """Raise FatalError if the executors cannot read what this process sends."""
     differing = _differing(versions)
     for name in _NEEDED:
         if name in differing:
@@ -86,7 +86,7 @@ def _sentence(name: str, here: str, there: str | None) -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Say in our words what the client raises."""
+    """Translate the client's exceptions into Vitrina's."""
     try:
         yield
     except VitrinaError:
@@ -96,7 +96,7 @@ def translated() -> Iterator[None]:
 
 
 def error_of(exc: Exception) -> VitrinaError:
-    """Translate an error of the client: whether the cluster was not reached, was lost, or refused the job."""
+    """Translate an exception of the client: the cluster was unreachable, was lost, or refused the job."""
     from grpc import RpcError, StatusCode
 
     reason = _first_line(exc)
@@ -116,6 +116,6 @@ def error_of(exc: Exception) -> VitrinaError:
 
 
 def _first_line(exc: Exception) -> str:
-    """Take what says why; a whole stack of the server follows it."""
+    """Return the first non-empty line, which states the reason; the server's stack trace follows it."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return (lines[0] if lines else type(exc).__name__)[:500]

@@ -1,7 +1,7 @@
-"""The engine of a cluster: attempts at ranges are tasks of a Spark job, which Spark schedules and tries again.
+"""Run attempts at ranges as tasks of a Spark job, which Spark schedules and retries.
 
-The driver names one attempt for each range; only that one counts. Rows that other attempts wrote have other part
-numbers, so they never count, and go with the stage.
+The driver reports one attempt for each range, and only that one counts. Rows of other attempts have other part numbers:
+they are ignored and are removed with the stage.
 """
 
 import pickle
@@ -25,14 +25,14 @@ from vitrina.sentences import say
 
 _LOOK_SECONDS = 0.2
 _LOGGED = ("debug", "info", "warning", "error", "exception")
-# How long ending a job may take; a server that does not answer is not waited for.
+# How long ending a job may take. The engine does not wait longer for a server that does not answer.
 _PATIENCE_SECONDS = 5.0
-# Settings that executors are told. They hold no secret; everything else is of the executor's own environment.
+# Settings that are sent to executors. None is secret; the rest comes from the executor's environment.
 _PLAIN = ("transforms", "step_env", "max_value_mb", "merge_memory_mb", "connect_timeout_seconds")
 
 
 class SparkEngine:
-    """Run what is submitted as one job; what is submitted meanwhile is the next one."""
+    """Run the submitted tasks as one job. Tasks submitted while it runs form the next job."""
 
     def __init__(self, opening: EngineOpening) -> None:
         self._opening = opening
@@ -61,7 +61,7 @@ class SparkEngine:
 
 
 class _Job:
-    """One Spark job, collected by a thread of its own."""
+    """Represent one Spark job, whose results a separate thread collects."""
 
     def __init__(self, opening: EngineOpening, tasks: list[Task], first_number: int) -> None:
         self._opening = opening
@@ -77,7 +77,7 @@ class _Job:
         threading.Thread(target=self._collect, name="spark", daemon=True).start()
 
     def results(self, check: Callable[[], bool]) -> Iterator[Result]:
-        """Yield each range once, as its answer comes; then those that none came for."""
+        """Yield each range once, as its answer arrives, and then the ranges without an answer."""
         while not self._is_recalled and (found := self._next(check)) is not None:
             if isinstance(found, VitrinaError):
                 yield from self._given_up(found)
@@ -94,7 +94,7 @@ class _Job:
         return None
 
     def _recall(self) -> None:
-        """End the job; the ranges that no answer has come for are given back."""
+        """End the job and return the ranges that have no answer yet."""
         self._is_recalled = True
         self.cancel()
 
@@ -119,7 +119,7 @@ class _Job:
         try:
             with cluster.translated():
                 self._session = cluster.connect(self._opening.url)
-                # Of this thread: what it sends can be interrupted by it.
+                # Tags belong to the thread: this one makes the thread's jobs interruptible.
                 self._session.addTag(self._tag)
                 self._ship()
                 for row in self._frame().toLocalIterator():
@@ -129,7 +129,7 @@ class _Job:
         finally:
             self._found.put(None)
             if self._is_over.is_set():
-                self._stop()  # whoever cancelled may have seen no session yet
+                self._stop()  # the cancelling thread may not have seen the session yet
 
     def _ship(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -147,7 +147,7 @@ class _Job:
         handle = pickle.dumps(self._opening.handle)
         fill = FillRanges(handle, self._plain(), numbers, proof, self._opening.redactor_of)
         sent = self._session.createDataFrame(rows, executor.TASKS)
-        # By its place: adaptive execution would join small partitions, and ranges would wait for each other.
+        # Partition by position. Adaptive execution would merge small partitions, and ranges would wait for each other.
         return sent.repartitionById(len(rows), "place").mapInArrow(fill, executor.ANSWERS)
 
     def _plain(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class _Job:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End the job, its tasks and their sessions; from any thread, and more than once."""
+        """End the job, its tasks and their sessions. May be called from any thread and more than once."""
         if not self._is_over.is_set():
             self._is_over.set()
             ending = threading.Thread(target=self._interrupt, name="spark-end", daemon=True)
@@ -174,7 +174,7 @@ class _Job:
         self._stop()
 
     def close(self) -> None:
-        """Let go of the session, with the steps that were sent to it."""
+        """Stop the session, which also discards the steps that were sent to it."""
         if self._session is not None:
             threading.Thread(target=self._stop, name="spark-end", daemon=True).start()
 

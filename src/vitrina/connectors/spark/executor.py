@@ -1,4 +1,4 @@
-"""What an executor does with a range: it opens the handle with settings of its own, and fills it."""
+"""Fill ranges on a Spark executor: open the handle with the executor's own settings and load the range."""
 
 import hmac
 import pickle
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
 
 TASKS = "place int, task binary"
 ANSWERS = "place int, answer binary"
-# Part numbers that are reserved for the attempts of one job, those of other jobs meanwhile included.
+# Part numbers reserved for the attempts of one job. Attempts of other jobs in the same period use some of them.
 NUMBERS = 1 << 20
-# Of one range; more would not be read.
+# Log lines kept for one range.
 _MOST_LINES = 200
 
-# What an attempt says: its log lines, and what it has brought, or the kind and the words of an error.
+# The answer of one attempt: its log lines, and either the filled range or the kind and message of an error.
 Answer = tuple[list[tuple[str, dict[str, str]]], FilledRange | None, tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The part numbers of one job: an attempt has the number of the cluster's own for it, which none other has."""
+    """Assign part numbers to the attempts of one job.
+
+    The cluster numbers attempts uniquely, so the part number is derived from the attempt number.
+    """
 
     first: int
-    # A number that the cluster gave to an attempt before those of this job.
+    # An attempt number that the cluster assigned before any attempt of this job.
     attempt: int
 
     def of(self, attempt: int) -> int:
@@ -46,16 +49,16 @@ class Numbers:
 
 @dataclass(frozen=True)
 class FillRanges:
-    """Bring the range of each row. Spark calls it on an executor, once for each attempt at a range."""
+    """Load the range of each row. Spark calls it on an executor, once for each attempt at a range."""
 
     # A `FillHandle`, pickled.
     handle: bytes
-    # Settings of the runner that are no secrets; connections are looked up where this is called.
+    # Settings of the runner that are not secret. Connections are resolved on the executor.
     plain: Mapping[str, Any]
     numbers: Numbers
-    # Made of the runner's VITRINA_HASH_KEY; None: it has none.
+    # Derived from the runner's VITRINA_HASH_KEY; None if it has none.
     proof: bytes | None
-    # Makes what masks the secrets that this executor knows, in what it answers.
+    # Returns the function that masks this executor's secrets in its answers.
     redactor_of: Callable[[settings.Settings], Callable[[str], str]]
 
     def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -69,7 +72,10 @@ class FillRanges:
                 )
 
     def _answer(self, task: bytes) -> Answer:
-        """Fill, and say what came of it. An error is an answer: Spark tries again only what was lost."""
+        """Fill the range and return the outcome.
+
+        An error is returned as an answer, not raised: Spark must retry only lost tasks.
+        """
         lines = _Lines()
         structlog.configure(processors=[lines])
         try:
@@ -98,18 +104,18 @@ class FillRanges:
 
 
 def proof_of(own: settings.Settings) -> bytes | None:
-    """Make what tells whether two processes have the same key, without telling the key."""
+    """Compute a digest that shows whether two processes have the same key without revealing the key."""
     if own.hash_key is None:
         return None
     return hmac.digest(own.hash_key.get_secret_value().encode(), b"vitrina.connectors.spark", "sha256")
 
 
 def _nobody(rows: int) -> None:
-    """Tell nobody of progress: Spark looks after its executors itself."""
+    """Ignore progress: Spark monitors its executors itself."""
 
 
 class _Lines:
-    """Keep log lines for the runner, without secrets of this executor, which the runner may not know."""
+    """Collect log lines for the runner. Mask the secrets of this executor, which the runner may not know."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[str, dict[str, str]]] = []

@@ -1,10 +1,10 @@
-"""What a pipeline may say of the cluster that brings its rows."""
+"""Define the options of a pipeline that runs on a Spark cluster."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class SparkOptions(BaseModel):
-    """Options under `options.spark`."""
+    """Define the options under `options.spark`."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,7 @@
-"""What an executor says of itself. It is sent as code, so that it answers where Vitrina is missing, too."""
+"""Report the versions of an executor.
+
+Spark sends this module as code, so it also runs where Vitrina is not installed.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +10,7 @@ SCHEMA = "attempt long, versions string"
 
 
 def probe(batches: Iterator[Any]) -> Iterator[Any]:
-    """Answer with the number of this attempt, and the versions of what a load needs, as JSON."""
+    """Yield the number of this attempt and, as JSON, the versions of the packages that a load needs."""
     import json
     import platform
     from importlib import metadata

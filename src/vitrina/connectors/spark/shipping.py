@@ -1,4 +1,4 @@
-"""The modules of steps, as an archive that executors import from."""
+"""Pack the modules of steps into an archive that executors import from."""
 
 import zipfile
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def archive(modules: str, directory: Path) -> Path | None:
-    """Pack the packages of VITRINA_TRANSFORMS; None where there is none. Nothing of them is imported for it."""
+    """Pack the packages of VITRINA_TRANSFORMS without importing them; return None if there are none."""
     names = {name.strip().partition(".")[0] for name in modules.split(",") if name.strip()}
     files = [pair for name in sorted(names) for pair in _files(name)]
     if not files:
@@ -20,7 +20,7 @@ def archive(modules: str, directory: Path) -> Path | None:
 
 
 def _files(name: str) -> Iterator[tuple[Path, str]]:
-    """List the sources of one package or module, with their places in the archive."""
+    """List the source files of one package or module, with their paths in the archive."""
     found = PathFinder.find_spec(name)
     if found is None:
         return

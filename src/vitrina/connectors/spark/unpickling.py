@@ -1,4 +1,4 @@
-"""Answers of executors, read by the runner: what they may be made of is listed, because pickles can name any code."""
+"""Unpickle the answers of executors. Only listed classes are allowed, because a pickle can name any code."""
 
 import io
 import pickle

@@ -1,19 +1,19 @@
-"""URLs of Spark Connect servers: `sc://host:15002`, and `/;use_ssl=true;token=...` after it."""
+"""Check URLs of Spark Connect servers: `sc://host:15002`, optionally followed by `/;use_ssl=true;token=...`."""
 
 from urllib.parse import urlsplit
 
 SCHEMES = ("sc",)
 SECRETS = frozenset({"token"})
 EXAMPLE = "sc://HOST:15002"
-# Each run has a session of its own, so that its steps are seen by no other.
+# Each run uses a separate session, so that no other run sees its steps.
 _OURS = frozenset({"session_id"})
 
 
 def problem(url: str) -> str | None:
-    """Say why the URL is refused, without repeating any of its values; None when it is accepted."""
+    """Return why the URL is refused, without repeating any of its values; None if it is accepted."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # judged when it is asked for
+        _ = parts.port  # urlsplit() validates the port on access
     except ValueError:
         return f"it has an address that is wrong: write {EXAMPLE}"
     if parts.scheme.lower() not in SCHEMES or not parts.hostname or not url.isprintable():
@@ -28,5 +28,5 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """Refuse what a user sends: whoever runs the cluster is sent steps, and answers for rows."""
+    """Refuse every URL that a user submits: the cluster's operator receives steps and is trusted with rows."""
     return "only the operator names a cluster: VITRINA_CONN_<NAME> of API and runners"

@@ -1,4 +1,4 @@
-"""What the author states instead of a derivation: a query that gives the keys which one changed row affects."""
+"""Run a query that the author states instead of a derivation: it returns the keys that one changed row affects."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from vitrina.ports.batch import Key
 from vitrina.sentences import say
 from vitrina.store.database import Connection
 
-# Strings, quoted names, comments and casts have colons of their own.
+# Also matches strings, quoted names, comments and casts, which may contain colons.
 _PARAMETER = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|::|:([a-z_][a-z0-9_]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Affects:
-    """One statement of the author, asked once for all images of changed rows."""
+    """Represent one statement of the author, run once for all images of changed rows."""
 
     table: str
     columns: tuple[str, ...]
@@ -39,7 +39,7 @@ class Affects:
         table: Table,
         admit: Callable[[str], object] | None,
     ) -> "Affects":
-        """Check the statement's parameters, that the author may run it, and that the server takes it."""
+        """Check the statement's parameters, that the author may run it, and that the server accepts it."""
         name = table.followed_as
         columns = tuple(dict.fromkeys(match[1] for match in _PARAMETER.finditer(query) if match[1]))
         strange = [column for column in columns if column not in table.columns]
@@ -57,7 +57,7 @@ class Affects:
         return found
 
     def keys(self, session: "psycopg.Connection[Any]", images: Images) -> set[Key]:
-        """Ask for the keys of all images at once."""
+        """Query the keys of all images at once."""
         rows = {row for age in ("old", "new") for row in images.rows(self.table, self.columns, age)}
         wanted = ", ".join(key_text(f"k{place}::{kind}", kind) for place, (_, kind) in enumerate(self.key))
         named = ", ".join(f"k{place}" for place in range(len(self.key)))
@@ -69,7 +69,7 @@ class Affects:
         return {f"p{place}": values for place, values in enumerate(in_columns(rows, len(self.columns)))}
 
     def _refuse_failing(self, connection: Connection) -> None:
-        """Have the server say what it takes the statement for, and count its columns."""
+        """Let the server parse the statement, and count its columns."""
         try:
             with connection.transaction(force_rollback=True), connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION READ ONLY")
@@ -85,12 +85,12 @@ class Affects:
 
 
 def _per_image(query: str, columns: Sequence[str], table: Table) -> str:
-    """Ask the query for each image."""
+    """Build the FROM clause that runs the query once for each image."""
 
     def written(match: "re.Match[str]") -> str:
         return f"i.p{columns.index(match[1])}" if match[1] else match[0]
 
-    # The driver takes a single percent sign for a parameter.
+    # The driver interprets a single percent sign as a parameter.
     body = _PARAMETER.sub(written, query.replace("%", "%%"))
     given = ", ".join(f"%(p{place})s::text[]" for place in range(len(columns)))
     named = ", ".join(f"t{place}" for place in range(len(columns)))

@@ -1,4 +1,4 @@
-"""What one SELECT does with its rows: which of its columns can be followed, and what influenced rows share."""
+"""Analyse one SELECT: which of its columns can be followed, and what influenced rows have in common."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ _EXPRESSIONS = (
 
 
 def other_expressions(tree: Node) -> list[Any]:
-    """Return all expressions of a SELECT but its FROM and WHERE."""
+    """Return all expressions of a SELECT except its FROM and WHERE."""
     return [tree[name] for name in _EXPRESSIONS if name in tree]
 
 
@@ -30,7 +30,7 @@ def is_limited(tree: Node) -> bool:
 
 
 def tagged(value: Value, branch: int) -> Value:
-    """Note the branch of a UNION that gives these terms; an inner one says more."""
+    """Record the branch of a UNION that returns these terms; an inner branch is more specific."""
     return tuple(replace(term, branch=branch) if term.branch is None else term for term in value)
 
 
@@ -39,7 +39,7 @@ def is_in(node: Node) -> bool:
 
 
 def is_membership(node: Node) -> bool:
-    """Tell whether a sub-select is compared for equality: `x IN (...)`, `= ANY`, `<> ALL`."""
+    """Return whether a sub-select is compared for equality: `x IN (...)`, `= ANY`, `<> ALL`."""
     written = nodes.strings(node.get("operName"))
     if is_in(node):
         return not written or nodes.is_equals(node["operName"])
@@ -52,7 +52,7 @@ def tested(node: Node) -> Sequence[Node]:
 
 
 class Shape:
-    """Grouping, windows, DISTINCT ON and LIMIT of one SELECT."""
+    """Analyse grouping, windows, DISTINCT ON and LIMIT of one SELECT."""
 
     def __init__(self, tree: Node, scope: Scope, outputs: Columns, terms: Terms, catalog: SourceCatalog) -> None:
         self._tree = tree
@@ -63,7 +63,7 @@ class Shape:
         self._groups = self._find_groups()
 
     def columns(self) -> Columns:
-        """Return the columns: of a grouped query those alone that it groups by are columns of its rows."""
+        """Return the columns; in a grouped query only those that it groups by."""
         if self._groups is None:
             return self._outputs
         groups = self._groups
@@ -81,7 +81,7 @@ class Shape:
         return shared
 
     def _unions_of_rows(self) -> Iterator[list[Term]]:
-        """Give, for everything that makes rows depend on each other, what such rows have in common."""
+        """Yield, for every clause that makes rows depend on each other, what such rows have in common."""
         if self._groups is not None:
             yield self._groups
         yield from rules.partitions(self._windows())
@@ -92,7 +92,7 @@ class Shape:
     # --- grouping ----------------------------------------------------------------------------------------------------
 
     def _find_groups(self) -> list[Term] | None:
-        """Return what each row of the result has one value of; None when it is not grouped."""
+        """Return the terms that are constant within each row of the result; None if it is not grouped."""
         clause = self._tree.get("groupClause", [])
         if not clause:
             return [] if "havingClause" in self._tree or self._has_aggregate() else None
@@ -101,7 +101,7 @@ class Shape:
         return [*self._listed(plain, names_first=False), *(term for found in sets for term in found)]
 
     def _in_every_set(self, node: Node) -> list[Term]:
-        """Return the terms that no grouping set leaves out."""
+        """Return the terms that no grouping set omits."""
         kind, content = node["kind"], node.get("content", [])
         if kind == "GROUPING_SET_SIMPLE":
             return list(self._listed(content, names_first=False))
@@ -121,7 +121,7 @@ class Shape:
         return any(self._is_aggregate(kind, node) for kind, node in nodes.every(looked_at, into_selects=False))
 
     def _is_aggregate(self, kind: str, node: Node) -> bool:
-        """Tell whether a node makes one value of many rows; those of SQL/JSON are no function calls."""
+        """Return whether a node aggregates rows; the aggregates of SQL/JSON are not function calls."""
         if kind != "FuncCall" or "over" in node:
             return kind in ("JsonArrayAgg", "JsonObjectAgg")
         names = nodes.strings(node["funcname"])
@@ -136,7 +136,7 @@ class Shape:
         return [list(self._listed(self._partition(over), names_first=None)) for over in found]
 
     def _partition(self, over: Node) -> Sequence[Node]:
-        """Return the PARTITION BY of a window, which may be another window's."""
+        """Return the PARTITION BY of a window, which may be inherited from another window."""
         base = over.get("refname") or (over.get("name") if not over.get("partitionClause") else None)
         own: Sequence[Node] = over.get("partitionClause", [])
         if own or not base:
@@ -152,7 +152,7 @@ class Shape:
     # --- names and numbers in these clauses --------------------------------------------------------------------------
 
     def _listed(self, items: Iterable[Node], *, names_first: bool | None) -> Iterator[Term]:
-        """Give the terms of a clause; None: it knows no output columns by name or number."""
+        """Yield the terms of a clause; None: the clause cannot refer to output columns by name or number."""
         for item in items:
             value = self._output_meant(item, names_first=names_first)
             if value is None:
@@ -178,5 +178,5 @@ class Shape:
         return self._outputs.known[number - 1].value
 
     def _is_input(self, name: str | None) -> bool:
-        """Tell whether GROUP BY finds the name among the columns of FROM: these come first there."""
+        """Return whether GROUP BY finds the name among the columns of FROM, which take precedence there."""
         return name is not None and any(columns.find(name) is not None for columns in self._scope.visible)

@@ -1,4 +1,4 @@
-"""The derivation of one query: which tables it follows, and the stale keys of a batch of changes."""
+"""Derive which tables a query follows, and compute the stale keys of a batch of changes."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# Subsets of a longer key are not tried: the whole of it, or one column.
+# For a longer key, only the whole key and single columns are tried.
 _MOST_KEY_COLUMNS = 6
 
 
 @dataclass(frozen=True)
 class Step:
-    """How changes of one occurrence of a table lead to keys; no statement: to every key."""
+    """Describe how changes of one occurrence of a table lead to keys; without a statement, to every key."""
 
     table: Table
     statement: Statement | None
@@ -37,7 +37,7 @@ class Step:
 
 
 class QueryDerivation:
-    """Computes stale keys with one statement for each occurrence of a changed table."""
+    """Compute stale keys with one statement for each occurrence of a changed table."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class QueryDerivation:
         warned: Sequence[str] = (),
     ) -> None:
         self.key = tuple(key)
-        # Those of the key that every batch's stale keys are given by.
+        # The columns of the key by which the stale keys of every batch are expressed.
         self.columns = tuple(columns)
-        # Every relation that the query names or a view leads to, written as SQL writes it.
+        # Every relation that the query names or a view leads to, as SQL writes it.
         self.names = tuple(names)
         self._steps = [step for step in steps if step.table.followed_as not in stated]
         self._stated = stated
@@ -61,7 +61,7 @@ class QueryDerivation:
         self._estimates: dict[str, Estimate] = {}
 
     def estimate(self, ask: Callable[[Statement, str], Estimate]) -> None:
-        """Ask what a changed row of each table costs, for people who read a plan."""
+        """Estimate the cost of a changed row of each table, to be shown with a plan."""
         for step in self._steps:
             if step.statement is not None:
                 name = step.table.followed_as
@@ -114,7 +114,7 @@ class QueryDerivation:
         return Stale(self.columns, sorted(keys))
 
     def _everything(self, changed: Iterable[str], changes: Sequence[Change]) -> str | None:
-        """Say why a batch may concern every key."""
+        """Return why a batch may affect every key; None if it does not."""
         truncated = next((each.relation for each in changes if each.kind == "truncate"), None)
         if truncated is not None:
             return say("derive.truncated", table=truncated)
@@ -147,9 +147,9 @@ def derive(
 ) -> QueryDerivation:
     """Derive how changes of its tables lead to the keys of a query that the server accepts.
 
-    `key` names columns of the result with their types. `admit` raises for a text that the author may not run: what
-    `affects` states is held against it. `reloads` says that the target is loaded again regularly, so that the query
-    may depend on the clock. Raises with the reason when the query cannot be followed.
+    `key` names columns of the result with their types. `admit` raises for a query that the author may not run; it is
+    applied to `affects`. `reloads` says that the target is loaded again regularly, so that the query may depend on the
+    clock. Raise with the reason if the query cannot be followed.
     """
     catalog = SourceCatalog(connection)
     graph = reading.read(text, catalog, Allowed(stamps, clock=reloads))
@@ -190,7 +190,7 @@ def _table(graph: Graph, name: str) -> Table:
 
 
 def _best_columns(searches: Sequence[Search], key: Sequence[str]) -> Sequence[str]:
-    """Choose the columns of the key to re-ask by: reached from most occurrences, with old values that the log has."""
+    """Choose the key columns to query by: reached from most occurrences, with old values that the log contains."""
     return max(_subsets(key), key=lambda columns: _worth(searches, columns))
 
 
@@ -227,7 +227,7 @@ def _step(found: Search, columns: Sequence[tuple[str, str]]) -> Step:
 
 
 def _shown(path: Path) -> str:
-    """Write the way for people: the key's columns, and by which tables they are found."""
+    """Describe the path for users: the key's columns, and the tables by which they are found."""
     names = ", ".join(path.values)
     by = list(dict.fromkeys(path.graph.leaves[lookup.leaf].table.followed_as for lookup in path.lookups))
     return say("derive.by_way_of", columns=names, tables=", ".join(by)) if by else names
@@ -241,7 +241,7 @@ def _refuse_hopeless(steps: Sequence[Step], stated: frozenset[str]) -> None:
 
 
 def _refuse_without_images(steps: Sequence[Step], stated: frozenset[str]) -> None:
-    """Refuse a table whose old values the log does not carry although keys depend on them."""
+    """Refuse a table whose old values the log does not contain although keys depend on them."""
     tables = {step.table.followed_as: step.table for step in steps}
     needed: dict[str, set[str]] = {}
     for step in steps:

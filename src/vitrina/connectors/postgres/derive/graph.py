@@ -1,4 +1,4 @@
-"""A query as a graph: occurrences of tables, query blocks, and equalities between values of their rows."""
+"""Represent a query as a graph: occurrences of tables, query blocks, and equalities between values of their rows."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from vitrina.connectors.postgres.derive.tables import Table
 
 @dataclass(frozen=True)
 class Atom:
-    """A column of one occurrence of a table."""
+    """Represent a column of one occurrence of a table."""
 
     leaf: int
     column: str
@@ -19,12 +19,12 @@ Parts = tuple["str | Atom", ...]
 
 @dataclass(frozen=True)
 class Term:
-    """An expression over columns, as SQL with places for them. Two terms are equal when their SQL is."""
+    """Represent an expression over columns as SQL with placeholders. Two terms are equal if their SQL is."""
 
     parts: Parts
     # It is NULL whenever one of its columns is.
     strict: bool = field(default=True, compare=False)
-    # The branch of a UNION (and the like) that gives it; other branches give others.
+    # The branch of a UNION (or similar) that returns it; other branches return other terms.
     branch: int | None = field(default=None, compare=False)
     # It equals one of these whenever it is not NULL (COALESCE).
     choices: tuple["Term", ...] = field(default=(), compare=False)
@@ -39,11 +39,11 @@ class Term:
 
     @property
     def atom(self) -> Atom | None:
-        """Return the column, when the term is nothing but one."""
+        """Return the column if the term consists of a single one."""
         return self.parts[0] if len(self.parts) == 1 and isinstance(self.parts[0], Atom) else None
 
     def moved(self, leaves: Mapping[int, int], blocks: Mapping[int, int]) -> "Term":
-        """Write the term over other occurrences of the same tables."""
+        """Rewrite the term over other occurrences of the same tables."""
         parts = tuple(
             Atom(leaves.get(part.leaf, part.leaf), part.column) if isinstance(part, Atom) else part
             for part in self.parts
@@ -54,14 +54,14 @@ class Term:
         )
 
 
-# A column of a query: one term, one for each branch of a UNION, or none when it is nothing that can be followed.
+# A column of a query: one term, one for each branch of a UNION, or none if it cannot be followed.
 Value = tuple[Term, ...]
 OPAQUE: Value = ()
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One occurrence of a base table."""
+    """Represent one occurrence of a base table."""
 
     number: int
     table: Table
@@ -72,24 +72,24 @@ class Leaf:
 
 @dataclass
 class Block:
-    """One SELECT."""
+    """Represent one SELECT."""
 
     number: int
     parent: int | None
-    # Whether rows of it can be looked up from outside: not those of a sub-select in an expression, nor of a UNION.
+    # Whether its rows can be looked up from outside: not those of a sub-select in an expression, nor of a UNION.
     enterable: bool
     nulled_by: frozenset[int]
-    # What rows that a change influences have in common with the changed row; None: everything.
+    # What influenced rows have in common with the changed row; None: everything.
     stable: list[Term] | None = None
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Two terms that are equal in every row that counts, unless a side of an outer join in `holds_unless` is NULL."""
+    """Represent two terms that are equal in every relevant row, unless a side in `holds_unless` is NULL."""
 
     one: Term
     two: Term
-    # Where the condition is written.
+    # The block in which the condition is written.
     block: int | None
     holds_unless: frozenset[int]
     one_way: bool = False
@@ -104,7 +104,7 @@ class Graph:
     outputs: dict[str, Value] = field(default_factory=dict)
 
     def around(self, block: int | None) -> list[int]:
-        """Return the block and those around it, from the inside out."""
+        """Return the block and its enclosing blocks, from the inside out."""
         found: list[int] = []
         while block is not None:
             found.append(block)
@@ -148,7 +148,7 @@ class Graph:
         return replace(edge, one=edge.one.moved(leaves, blocks), two=edge.two.moved(leaves, blocks), block=written)
 
     def _links(self, root: int, leaves: Mapping[int, int], blocks: Mapping[int, int]) -> Iterator[Edge]:
-        """Join the group's other rows by what they have in common; groups of NULL are groups too."""
+        """Join the group's other rows by what they have in common; NULL forms a group too."""
         block = self.blocks[root]
         for term in block.stable or ():
             if len(term.leaves) == 1:
@@ -156,7 +156,7 @@ class Graph:
                 yield Edge(term, copied, block.parent, frozenset(), one_way=True, null_safe=True)
 
     def _widen(self, root: int, leaves: Mapping[int, int], blocks: Mapping[int, int]) -> None:
-        """Let what is outside the block know the copy: as what is stable there, and as the query's columns."""
+        """Add the copy's terms to what is stable in the enclosing blocks and to the query's columns."""
         for number in self.around(self.blocks[root].parent):
             block = self.blocks[number]
             if block.stable is not None:

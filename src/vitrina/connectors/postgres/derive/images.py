@@ -1,4 +1,4 @@
-"""Values of changed rows as arrays of texts, as SQL takes them."""
+"""Convert values of changed rows to arrays of texts for SQL."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ Row = tuple[str | None, ...]
 
 
 class ValueMissing(Exception):
-    """The log did not carry a value that leads to keys."""
+    """Signal that the log did not contain a value that leads to keys."""
 
     def __init__(self, table: str) -> None:
         super().__init__(table)
@@ -17,7 +17,7 @@ class ValueMissing(Exception):
 
 
 class Images:
-    """The old and new rows of a batch, by the table under whose name its changes come."""
+    """Hold the old and new rows of a batch, by the table name under which its changes are logged."""
 
     def __init__(self, tables: Mapping[str, Table], changes: Sequence[Change]) -> None:
         self._tables = tables
@@ -26,7 +26,7 @@ class Images:
             self._changes.setdefault(change.relation, []).append(change)
 
     def parameters(self, wanted: Mapping[str, Sequence[str]]) -> dict[str, list[str | None]]:
-        """Return an array for each of these columns and each age; raises when a value is missing."""
+        """Return an array for each of these columns and each age; raise if a value is missing."""
         found: dict[str, list[str | None]] = {}
         for relation, columns in wanted.items():
             for age in ("old", "new"):
@@ -36,7 +36,7 @@ class Images:
         return found
 
     def rows(self, relation: str, columns: Sequence[str], age: str) -> Iterator[Row]:
-        """Give the rows of a table as they were, or as they became."""
+        """Yield the rows of a table before the changes, or after them."""
         left_out = "insert" if age == "old" else "delete"
         for change in self._changes.get(relation, ()):
             if change.kind != left_out:
@@ -44,12 +44,12 @@ class Images:
                 yield self._row(relation, columns, image or {}, (other or {}, age))
 
     def _row(self, relation: str, columns: Sequence[str], image: Image, besides: tuple[Image, str]) -> Row:
-        """Read a row's values: what one image lacks did not change, as far as the log would have said so."""
+        """Read a row's values. A value that one image lacks has not changed if the log would have recorded a change."""
         other, age = besides
         values = []
         for column in columns:
-            # A large value that did not change is missing in the new image; the old one has it if anything has. An
-            # old image comes only when one of its columns changed.
+            # An unchanged large value is missing in the new image; only the old image can contain it. An old image is
+            # sent only if one of its columns changed.
             carried = age == "new" or column in self._tables[relation].identity
             source = image if column in image else other if carried else {}
             if column not in source:
@@ -63,5 +63,5 @@ def in_columns(rows: set[Row], width: int) -> list[list[str | None]]:
 
 
 def parameter(age: str, relation: str, column: str) -> str:
-    """Name an array in a way that the driver takes for one name."""
+    """Build a parameter name that the driver accepts."""
     return "_".join(["".join(c if c.isalnum() else f"x{ord(c):x}" for c in part) for part in (age, relation, column)])

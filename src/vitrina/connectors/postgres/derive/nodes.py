@@ -1,4 +1,4 @@
-"""The tree of a query, as PostgreSQL's own parser gives it."""
+"""Walk the tree of a query that PostgreSQL's own parser returns."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,12 +7,12 @@ from vitrina.errors import ConfigError, SourceQueryFailed
 from vitrina.sentences import say
 
 Node = Mapping[str, Any]
-# Names without an explicit alias that the server gives to these.
+# Names that the server gives to these expressions without an explicit alias.
 _NAMED_KINDS = {"CoalesceExpr": "coalesce", "CaseExpr": "case", "A_ArrayExpr": "array"}
 
 
 def parsed(text: str) -> Node:
-    """Return the one SELECT of a text that sqlguard accepted, or of a view."""
+    """Return the single SELECT of a text that sqlguard accepted, or of a view."""
     try:
         import pgparse
     except ImportError as exc:
@@ -32,7 +32,7 @@ def kind_of(node: Node) -> str:
 
 
 def every(tree: Any, *, into_selects: bool = True) -> Iterator[tuple[str, Node]]:
-    """Give each node of a tree with its kind, from the top down; sub-selects too unless told otherwise."""
+    """Yield each node of a tree with its kind, from the top down, including sub-selects unless disabled."""
     waiting = [tree]
     while waiting:
         value = waiting.pop()
@@ -47,7 +47,7 @@ def every(tree: Any, *, into_selects: bool = True) -> Iterator[tuple[str, Node]]
 
 
 def sublinks(tree: Any) -> Iterator[Node]:
-    """Give the sub-selects of an expression, not those inside of them."""
+    """Yield the sub-selects of an expression, without nested ones."""
     return (node for kind, node in every(tree, into_selects=False) if kind == "SubLink")
 
 
@@ -56,7 +56,7 @@ def strings(names: Any) -> list[str]:
 
 
 def conjuncts(node: Node | None) -> Iterator[Node]:
-    """Give the conditions of which each must be true."""
+    """Yield the conditions of which each must be true."""
     if not node:
         return
     inner = node.get("BoolExpr")
@@ -87,7 +87,7 @@ def pairs(left: Node, right: Node) -> list[tuple[Node, Node]]:
 
 
 def name_of(target: Node) -> str | None:
-    """Return the name of an output column; None when the server makes one up in a way that is not known here."""
+    """Return the name of an output column; None if the server generates one by rules not implemented here."""
     if "name" in target:
         return str(target["name"])
     return _own_name(target.get("val", {}))

@@ -1,4 +1,4 @@
-"""The search: from one occurrence of a table along equalities and look-ups to the columns of the key."""
+"""Search from one occurrence of a table along equalities and look-ups to the columns of the key."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from vitrina.connectors.postgres.derive import rules
 from vitrina.connectors.postgres.derive.graph import Atom, Edge, Graph, Parts, Term
 from vitrina.connectors.postgres.derive.tables import TableColumn
 
-# A chain longer than this costs more than it saves.
+# A longer chain costs more than it saves.
 MOST_LOOKUPS = 8
-# A value of the first type can stand for one of the second: equal values, and a cast that cannot fail.
+# A value of the first type can replace one of the second: they are equal, and the cast cannot fail.
 _WIDENING = frozenset({("smallint", "integer"), ("smallint", "bigint"), ("integer", "bigint")})
 
 
 class Condition(NamedTuple):
-    """What rows that are looked up must satisfy: a term of theirs equals a value that is known."""
+    """Represent what looked-up rows must satisfy: one of their terms equals a known value."""
 
     own: Term
     value: Parts
@@ -23,7 +23,7 @@ class Condition(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """An occurrence whose rows are read, by values that are known before."""
+    """Represent an occurrence whose rows are read by values known before."""
 
     leaf: int
     conditions: tuple[Condition, ...]
@@ -32,7 +32,7 @@ class Lookup(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A column whose value is known, as SQL over columns of occurrences that were read."""
+    """Represent a column whose value is known, as SQL over columns of occurrences that were read."""
 
     parts: Parts
     # Outer joins that may have replaced it by NULL.
@@ -41,7 +41,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """How rows of one occurrence lead to columns of the key: look-ups in order, then one or more values for each."""
+    """Describe how rows of one occurrence lead to columns of the key: look-ups in order, then the values."""
 
     graph: Graph
     start: int
@@ -51,7 +51,7 @@ class Path:
 
 @dataclass
 class Search:
-    """Follows everything that can be reached from one occurrence."""
+    """Follow everything that can be reached from one occurrence."""
 
     graph: Graph
     start: int
@@ -71,14 +71,14 @@ class Search:
             self.read[lookup.leaf] = maybe_null
 
     def find(self, atom: Atom) -> Bound | None:
-        """Return a column's value: passed on by an equality if it was, for that needs no look-up."""
+        """Return a column's value. Prefer one passed on by an equality, which needs no look-up."""
         passed, maybe_null = self.bound.get(atom), self.read.get(atom.leaf)
         if maybe_null is None or (passed and passed.maybe_null <= maybe_null):
             return passed
         return Bound((atom,), maybe_null)
 
     def value(self, term: Term) -> Bound | None:
-        """Return the value of a term, when all of its columns are known."""
+        """Return the value of a term if all of its columns are known."""
         found = {atom: self.find(atom) for atom in term.atoms}
         parts: list[str | Atom] = []
         for part in term.parts:
@@ -89,7 +89,7 @@ class Search:
         return Bound(tuple(parts), frozenset().union(*(each.maybe_null for each in found.values() if each)))
 
     def _steps(self) -> Iterator[tuple[Edge, Term, Term, Bound, frozenset[int]]]:
-        """Give the equalities that can be followed from what is known."""
+        """Yield the equalities that can be followed from what is known."""
         for edge in self.graph.edges:
             for one, two in ((edge.one, edge.two), (edge.two, edge.one)):
                 if edge.one_way and one is edge.two:
@@ -105,7 +105,7 @@ class Search:
         """Bind columns that equal a known value, without reading their rows."""
         found = True
         while found:
-            # All of them, not up to the first: each pass asks every equality.
+            # Bind all of them instead of stopping at the first: each pass evaluates every equality.
             found = sum(self._bind(*step) for step in self._steps()) > 0
 
     def _bind(self, edge: Edge, one: Term, two: Term, known: Bound, maybe_null: frozenset[int]) -> bool:
@@ -121,7 +121,7 @@ class Search:
         return True
 
     def _can_stand_for(self, source: Atom, atom: Atom) -> bool:
-        """Tell whether a value that equals a column's is that column's value, text and all."""
+        """Return whether a value that equals a column's is identical to it, including its text."""
         given, wanted = self._column(source), self._column(atom)
         same = given.type == wanted.type or (given.type, wanted.type) in _WIDENING
         return same and given.exact and wanted.exact
@@ -130,7 +130,7 @@ class Search:
         return self.graph.leaves[atom.leaf].table.columns[atom.column]
 
     def _candidates(self) -> Iterator[tuple[Lookup, frozenset[int]]]:
-        """Give occurrences that can be read next, in the order in which they were reached."""
+        """Yield occurrences that can be read next, in the order in which they were reached."""
         found: dict[int, list[tuple[Condition, frozenset[int]]]] = {}
         for edge, _, two, known, maybe_null in self._steps():
             for leaf in two.leaves:
@@ -145,7 +145,7 @@ class Search:
     # --- the key -----------------------------------------------------------------------------------------------------
 
     def key_values(self, name: str) -> tuple[Parts, ...] | None:
-        """Return what a column of the key may be in rows that the change influences; None: anything."""
+        """Return the possible values of a key column in rows that the change influences; None: anything."""
         found = [values for term in self.graph.outputs.get(name, ()) if (values := self._values(term))]
         return min(found, key=self._cost, default=None)
 
@@ -162,7 +162,7 @@ class Search:
         return tuple(dict.fromkeys(parts for values in chosen if values for parts in values))
 
     def _is_visible(self, term: Term, changed: Sequence[int]) -> bool:
-        """Tell whether influenced rows of the whole query have the term in common with the changed row."""
+        """Return whether influenced rows of the whole query have the term in common with the changed row."""
         around = {block for leaf in term.leaves for block in self.graph.around_leaf(leaf)}
         return all(rules.may_leave(self.graph, block, term) for block in around if block in changed)
 
@@ -173,7 +173,7 @@ class Search:
     # --- what of it is needed ----------------------------------------------------------------------------------------
 
     def path(self, columns: Sequence[str]) -> Path | None:
-        """Return the way to these columns of the key, without look-ups that it does not need."""
+        """Return the path to these columns of the key, without unnecessary look-ups."""
         values = {name: found for name in columns if (found := self.key_values(name))}
         if len(values) < len(columns):
             return None
@@ -182,7 +182,7 @@ class Search:
         return Path(self.graph, self.start, tuple(lookups), values)
 
     def _needed(self, values: Sequence[Parts]) -> set[int]:
-        """Return the look-ups that values come from, and those that these need: one condition of each is enough."""
+        """Return the look-ups that provide the values, and their dependencies: one condition of each is enough."""
         made = {lookup.leaf: lookup for lookup in self.lookups}
         needed: set[int] = set()
         waiting = list(values)

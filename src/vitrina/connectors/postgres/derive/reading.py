@@ -1,4 +1,4 @@
-"""Reads a query's tree into a graph: blocks, occurrences of tables, and the equalities that rows must satisfy."""
+"""Read a query's tree into a graph: blocks, occurrences of tables, and the equalities that rows must satisfy."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from vitrina.connectors.postgres.derive.terms import Terms
 from vitrina.errors import SourceQueryFailed
 from vitrina.sentences import say
 
-# Beyond this many occurrences a query is not searched: views and WITH may multiply them.
+# A query with more occurrences is not searched: views and WITH may multiply them.
 MOST_OCCURRENCES = 200
 Nulls = frozenset[int]
 
 
 def read(text: str, catalog: SourceCatalog, allowed: Allowed) -> Graph:
-    """Read a query that the server has accepted; raises for what cannot be followed."""
+    """Read a query that the server has accepted; raise if it cannot be followed."""
     tree = nodes.parsed(text)
     refusals.refuse(tree, catalog, allowed)
     reading = _Reading(catalog, allowed)
@@ -114,7 +114,7 @@ class _Reading:
     # --- FROM --------------------------------------------------------------------------------------------------------
 
     def _from(self, node: Node, scope: Scope, block: Block, nulled_by: Nulls, ctes: Ctes) -> Columns:
-        """Read a FROM item, let the scope know it, and return its columns."""
+        """Read a FROM item, add it to the scope, and return its columns."""
         kind = nodes.kind_of(node)
         if kind == "JoinExpr":
             return self._join(node[kind], scope, block, nulled_by, ctes)
@@ -153,7 +153,7 @@ class _Reading:
         if number >= MOST_OCCURRENCES:
             raise SourceQueryFailed(say("derive.too_many_tables", most=MOST_OCCURRENCES))
         self.graph.leaves[number] = Leaf(number, table, block.number, nulled_by)
-        # The log has no generated columns, so nothing can be followed by them.
+        # The log contains no generated columns, so nothing can be followed by them.
         return Columns(
             tuple(
                 Column(name, OPAQUE if column.generated else (Term((Atom(number, name),)),))
@@ -224,7 +224,7 @@ class _Reading:
                 self._expressions(condition, scope, block, unless, ctes)
 
     def _expressions(self, tree: Any, scope: Scope, block: Block, unless: Nulls, ctes: Ctes) -> None:
-        """Read the sub-selects of expressions of which it is not known what they decide."""
+        """Read the sub-selects of expressions whose effect on the rows is unknown."""
         for link in nodes.sublinks(tree):
             self._sublink(link, scope, block, unless, ctes, positive=False)
 

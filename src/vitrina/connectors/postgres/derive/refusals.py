@@ -1,4 +1,4 @@
-"""What makes a query impossible to follow, wherever in it that stands; each is refused by its name."""
+"""Refuse, with the reason, constructs that make a query impossible to follow wherever they occur in it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ _CLOCK_VALUES = ("SVFOP_CURRENT_DATE", "SVFOP_CURRENT_TIME", "SVFOP_LOCALTIME")
 
 @dataclass(frozen=True)
 class Allowed:
-    """What is not refused: columns that only say when a row was made, and the clock where a query is also reloaded."""
+    """List exceptions: columns that only record when a row was made, and the clock if a query is also reloaded."""
 
     stamps: frozenset[str] = frozenset()
     clock: bool = False
 
 
 def refuse(tree: Node, catalog: SourceCatalog, allowed: Allowed) -> None:
-    """Raise for what is refused in a whole query."""
+    """Raise for constructs that are refused in a whole query."""
     if "limitCount" in tree or "limitOffset" in tree:
         raise SourceQueryFailed(say("derive.refused", what="LIMIT or OFFSET of the whole query"))
     refuse_inside({**tree, "targetList": _without(tree.get("targetList", []), allowed.stamps)}, catalog, allowed)
 
 
 def refuse_inside(tree: Node, catalog: SourceCatalog, allowed: Allowed) -> None:
-    """Raise for what is refused in a view as well as in the query."""
+    """Raise for constructs that are refused in a view as well as in the query."""
     for what in _found(tree, catalog):
         raise SourceQueryFailed(say("derive.refused", what=what))
     for what in () if allowed.clock else _found_clock(tree):
@@ -64,7 +64,7 @@ def _found_in_call(node: Node, catalog: SourceCatalog) -> Iterator[str]:
 
 
 def _found_clock(tree: Node) -> Iterator[str]:
-    """Give what makes rows change with time alone."""
+    """Yield what makes rows change with time alone."""
     for kind, node in every({"SelectStmt": tree}):
         if kind == "SQLValueFunction" and str(node.get("op", "")).startswith(_CLOCK_VALUES):
             yield f"{str(node['op']).removeprefix('SVFOP_').lower()} in a condition or a value"
@@ -75,7 +75,7 @@ def _found_clock(tree: Node) -> Iterator[str]:
 
 
 def tells_time(names: Sequence[str], arguments: Sequence[Any]) -> bool:
-    """Tell whether a call depends on the clock; `age(x)` counts from today."""
+    """Return whether a call depends on the clock; `age(x)` counts from today."""
     return names[-1] in _CLOCK_CALLS or (names[-1] == "age" and len(arguments) == 1)
 
 

@@ -1,6 +1,7 @@
-"""The rules by which a change travels through a query, each on its own, so that a test can leave each out.
+"""Define the rules by which a change propagates through a query, separately, so that a test can disable each of them.
 
-A rule that says no makes keys coarser, or turns a table into "every key". A rule that wrongly says yes loses a change.
+A rule that returns False makes keys coarser, or turns a table into "every key". A rule that wrongly returns True loses
+a change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,9 @@ def is_usable_equality(one: Term, two: Term) -> bool:
 
 
 def membership_is_equality(graph: Graph, value: Value, *, positive: bool) -> bool:
-    """Let `x IN (...)` be followed as an equality: where only its being true counts, or where nothing is NULL.
+    """Return whether `x IN (...)` may be followed as an equality: if only its being true counts, or nothing is NULL.
 
-    A NULL in the list, or on the left, changes the answer of NOT IN for rows that equal nothing.
+    A NULL in the list, or on the left, changes the result of NOT IN for rows that equal nothing.
     """
     return positive or (bool(value) and all(never_null(graph, term) for term in value))
 
@@ -30,20 +31,20 @@ def never_null(graph: Graph, term: Term) -> bool:
 
 
 def may_identify_group(graph: Graph, block: Block, term: Term) -> bool:
-    """Refuse a group by columns that an outer join of the same SELECT may replace by NULL: rows change their group."""
+    """Refuse to group by columns that an outer join of the same SELECT may set to NULL: rows change their group."""
     return bool(term.atoms) and graph.nulled_by(term.leaves) <= block.nulled_by
 
 
 def partitions(windows: Sequence[list[Term]]) -> Iterator[list[Term]]:
-    """Take rows of one partition for dependent on each other, for each window."""
+    """Treat rows of one partition as dependent on each other, for each window."""
     yield from windows
 
 
 def may_cross(graph: Graph, edge: Edge, one: Term, two: Term, start: int) -> bool:
-    """Tell whether influence that has reached `one` reaches `two` across the borders of query blocks.
+    """Return whether influence that has reached `one` reaches `two` across the borders of query blocks.
 
-    A block that holds the changed row is left through what its influenced rows have in common, or from its own WHERE
-    by correlation. It is not entered again; others are, unless they are sub-selects of expressions or UNIONs.
+    A block that contains the changed row is left through what its influenced rows have in common, or from its own WHERE
+    by correlation. It is not entered again. Other blocks may be entered, except sub-selects of expressions and UNIONs.
     """
     changed = graph.around_leaf(start)
     written = graph.around(edge.block)
@@ -68,10 +69,11 @@ def may_leave(graph: Graph, block: int, term: Term) -> bool:
 
 
 def maybe_null(graph: Graph, edge: Edge, one: Term, two: Term, maybe: frozenset[int]) -> frozenset[int] | None:
-    """Return the outer joins that may have replaced `two` by NULL although `one` was reached; None: no way there.
+    """Return the outer joins that may have set `two` to NULL although `one` was reached; None: `two` is not reachable.
 
-    `maybe` says the same of `one`. An equality that holds cancels outer joins below it, for NULL satisfies none. One
-    that an outer join depends on leads into its nullable side, or out of it when the change came from there.
+    `maybe` describes `one` in the same way. An equality that holds cancels outer joins below it, because NULL satisfies
+    none. An equality that an outer join depends on leads into its nullable side, or out of it if the change came from
+    there.
     """
     if edge.null_safe:
         return frozenset()

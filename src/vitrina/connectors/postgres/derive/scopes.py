@@ -1,4 +1,4 @@
-"""What the names of a query mean where they stand: SQL's rules of scope, for FROM items, columns and WITH."""
+"""Resolve the names of a query by SQL's scoping rules, for FROM items, columns and WITH."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,20 +9,20 @@ from vitrina.connectors.postgres.derive.nodes import Node, strings
 
 
 class Column(NamedTuple):
-    # None: the server makes up a name that is not known here.
+    # None: the server generates a name that is not known here.
     name: str | None
     value: Value
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a FROM item gives. Not complete: it may have columns that are not known here."""
+    """Hold the columns of a FROM item. If not complete, it may have columns that are not known here."""
 
     known: tuple[Column, ...]
     complete: bool = True
 
     def find(self, name: str) -> Value | None:
-        """Return what a name means; None when there is no such column."""
+        """Return what a name refers to; None if there is no such column."""
         found = [column.value for column in self.known if column.name == name]
         if len(found) == 1:
             return found[0]
@@ -30,11 +30,11 @@ class Columns:
 
     @property
     def is_sure(self) -> bool:
-        """Tell whether all columns are known by name."""
+        """Return whether all columns are known by name."""
         return self.complete and all(column.name is not None for column in self.known)
 
     def renamed(self, names: Sequence[str]) -> "Columns":
-        """Apply the names of `AS t (a, b)`; without knowing all columns, it is not known which these are."""
+        """Apply the names of `AS t (a, b)`; if columns are unknown, so is their assignment."""
         if names and not self.complete:
             return Columns(tuple(Column(name, OPAQUE) for name in names), complete=False)
         new = [Column(name, column.value) for name, column in zip(names, self.known, strict=False)]
@@ -43,7 +43,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Item:
-    """A FROM item by its alias; a table without one may be named with its schema, too."""
+    """Represent a FROM item by its alias; a table without one may also be qualified with its schema."""
 
     alias: str
     columns: Columns
@@ -52,15 +52,15 @@ class Item:
 
 @dataclass
 class Scope:
-    """The FROM items of one SELECT, as far as they have been read, and what is around it."""
+    """Hold the FROM items of one SELECT that have been read so far, and its enclosing scope."""
 
     outer: "Scope | None"
     items: list[Item] = field(default_factory=list)
-    # What names without a qualifier may mean: a join merges the lists of its sides.
+    # What unqualified names may refer to: a join merges the lists of its sides.
     visible: list[Columns] = field(default_factory=list)
 
     def resolve(self, reference: Node) -> Value:
-        """Return what a column reference stands for; nothing for whole rows, fields and unknown names."""
+        """Return what a column reference stands for; OPAQUE for whole rows, fields and unknown names."""
         names = strings(reference["fields"])
         if len(names) != len(reference["fields"]) or not 1 <= len(names) <= 3:
             return OPAQUE
@@ -89,7 +89,7 @@ class Scope:
         return fitting[0] if fitting else None
 
     def star(self, qualifier: Sequence[str]) -> Iterator[Columns]:
-        """Give what `*` or `t.*` stands for."""
+        """Yield what `*` or `t.*` stands for."""
         if not qualifier:
             yield from self.visible
         elif item := self.find_item(qualifier):
@@ -99,7 +99,7 @@ class Scope:
 
 
 class Cte(NamedTuple):
-    """A query of a WITH clause, and what it may refer to."""
+    """Represent a query of a WITH clause, and what it may refer to."""
 
     query: Node
     names: Sequence[str]

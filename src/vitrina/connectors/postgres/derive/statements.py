@@ -1,7 +1,7 @@
-"""SQL that computes stale keys from images of changed rows, current rows and the batch's old images.
+"""Build SQL that computes stale keys from images of changed rows, current rows and the batch's old images.
 
-What a look-up reads is current rows and old images of the same table: a row that was there before the batch may have
-led to keys that nothing leads to any more.
+A look-up reads current rows and old images of the same table: a row that existed before the batch may have led to keys
+that no current row leads to.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from vitrina.connectors.postgres.derive.tables import Table
 
 @dataclass(frozen=True)
 class Statement:
-    """SQL with parameters named by age, table and column of images, each an array of texts."""
+    """Hold SQL with parameters named by age, table and column of images, each an array of texts."""
 
     text: str
-    # The columns of each table whose images it reads, by the name under which its changes come.
+    # The columns of each table whose images it reads, by the name under which its changes are logged.
     images: Mapping[str, tuple[str, ...]]
     # Tables whose current rows it reads.
     reads: tuple[Table, ...]
@@ -30,10 +30,10 @@ class Statement:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one changed row costs, about."""
+    """Estimate the cost of one changed row."""
 
     keys: int
-    # Large tables that are read whole for each batch, because no index leads to the rows.
+    # Large tables that are read completely for each batch, because no index leads to the rows.
     scanned: tuple[str, ...] = ()
 
     def __add__(self, other: "Estimate") -> "Estimate":
@@ -41,7 +41,7 @@ class Estimate:
 
 
 def statement(path: Path, columns: Sequence[tuple[str, str]]) -> Statement:
-    """Write the statement that gives the key's columns, named with their types, as texts."""
+    """Build the statement that returns the key's columns, given with their types, as texts."""
     return _Writer(path).written(columns)
 
 
@@ -75,7 +75,7 @@ class _Writer:
         return {column: table.columns[column].type for column in self._columns(name)}
 
     def _images(self, name: str, age: str) -> str:
-        """Make a table of the images that the batch has of one table."""
+        """Build a table of the images that the batch has of one table."""
         types, place = self._types(name), self._names.index(name)
         given = ", ".join(f"%({parameter(age, name, column)})s::text[]" for column in types)
         named = ", ".join(f"c{number}" for number in range(len(types)))
@@ -104,7 +104,7 @@ class _Writer:
         return f"s{place} AS MATERIALIZED ({' UNION '.join(arms)})"
 
     def _absent(self, place: int, leaf: int, kept: Sequence[str]) -> str:
-        """Keep rows for which nothing is found: another of the values that a key may have is known for them."""
+        """Keep rows for which nothing is found: for them another possible value of the key is known."""
         types = self._tables[leaf].columns
         nulls = [f"NULL::{_safe(types[atom.column].type)} AS {_slot(atom)}" for atom in self._of(leaf)]
         return f"SELECT {', '.join([*kept, *nulls])} FROM s{place - 1} AS p"
@@ -116,11 +116,11 @@ class _Writer:
         is_never_null = atom is not None and self._tables[leaf].columns[atom.column].not_null
         if not condition.null_safe or is_never_null:
             return f"{own} = {value}"
-        # No index is used for IS NOT DISTINCT FROM.
+        # IS NOT DISTINCT FROM cannot use an index.
         return f"({own} = {value} OR ({own} IS NULL AND {value} IS NULL))"
 
     def _answer(self, last: str, columns: Sequence[tuple[str, str]]) -> str:
-        """Give one row for each combination of values that the key's columns may have; NULL is no key."""
+        """Return one row for each combination of possible values of the key's columns, without NULLs."""
         source, named = f"{last} AS p", []
         for place, (name, kind) in enumerate(columns):
             values = [f"CAST({self._value(parts)} AS {_safe(kind)})" for parts in self._path.values[name]]
@@ -134,7 +134,7 @@ class _Writer:
         return _rendered(parts, lambda atom: f"p.{_slot(atom)}")
 
     def _of(self, leaf: int) -> list[Atom]:
-        """Return the columns of an occurrence that the statement uses; one at least, for its rows count."""
+        """Return the columns of an occurrence that the statement uses; at least one, because its rows count."""
         return [atom for atom in self._used if atom.leaf == leaf]
 
     def _carried(self, place: int) -> list[Atom]:
@@ -160,7 +160,7 @@ def key_text(value: str, kind: str) -> str:
 
 
 def _slot(atom: Atom) -> str:
-    """Name a column of a stage: short, for names of 63 bytes are cut off."""
+    """Build a short name for a column of a stage, because names longer than 63 bytes are truncated."""
     return f"l{atom.leaf}_{hashlib.md5(atom.column.encode(), usedforsecurity=False).hexdigest()[:12]}"
 
 
@@ -169,5 +169,5 @@ def _quoted(name: str) -> str:
 
 
 def _safe(text: str) -> str:
-    """Write text of the query so that the driver takes no part of it for a parameter."""
+    """Escape text of the query so that the driver finds no parameter in it."""
     return text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""What the source's catalog says about the names of a query: tables, views, functions and operators."""
+"""Look up the names of a query in the source's catalog: tables, views, functions and operators."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,40 +28,41 @@ class TableColumn:
     name: str
     type: str
     not_null: bool
-    # Neither the log nor an old image has it.
+    # Neither the log nor an old image contains it.
     generated: bool
-    # Equal values have equal texts, so that one can stand for the other.
+    # Equal values have equal texts, so one can replace the other.
     exact: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A relation that a query names."""
+    """Represent a relation that a query names."""
 
     schema: str
     name: str
     oid: int
     kind: str
-    # The name under which the log's changes come: a partition's are those of its root.
+    # The name under which its changes are logged; a partition's changes belong to its root.
     followed_as: str
     columns: Mapping[str, TableColumn]
-    # Columns whose old values the log carries: of every partition.
+    # Columns whose old values the log contains for every partition.
     identity: frozenset[str]
-    # The statement that makes the log carry all of them.
+    # The query of a view; None for other relations.
     view: str | None
     readable: bool
+    # The table, or its partitions, whose old images lack columns.
     without_identity: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Function:
-    """All functions of one name: what holds for each of them."""
+    """Describe all functions of one name: what holds for each of them."""
 
     strict: bool
     volatility: str
     aggregate: bool
     returns_set: bool
-    # It may read tables: STABLE, and written in a language of which nothing is known.
+    # It may read tables: STABLE, and written in a language that cannot be analysed.
     may_read: bool
 
 
@@ -91,7 +92,7 @@ SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, -1) AS type, a.attn
 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-# Of a partitioned table the leaves alone have rows, and each has an identity of its own.
+# Only the leaves of a partitioned table have rows, and each has its own identity.
 _IDENTITY = """
 WITH part AS (
     SELECT %(oid)s::oid AS oid
@@ -122,7 +123,7 @@ _REFUSED_KINDS = {"m": "a materialized view", "f": "a foreign table", "S": "a se
 
 
 class SourceCatalog:
-    """Answers about names, each asked for once. `search_path` is that of the session that reads the query."""
+    """Look up names, each only once. `search_path` is that of the session that reads the query."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -132,7 +133,7 @@ class SourceCatalog:
         self._schemas: list[str] | None = None
 
     def names(self) -> list[str]:
-        """Return the relations that were asked for, as SQL writes them."""
+        """Return the relations that were looked up, as SQL writes them."""
         return [Identifier(*name).as_string(None) for name in self._tables]
 
     def table(self, schema: str, name: str) -> Table:
@@ -188,7 +189,7 @@ class SourceCatalog:
     def _identity(
         self, row: Mapping[str, Any], columns: Mapping[str, TableColumn]
     ) -> tuple[frozenset[str], tuple[str, ...]]:
-        """Return what every partition's old images have, and the tables that have less than all columns."""
+        """Return the columns that every partition's old images contain, and the tables whose images lack columns."""
         if row["kind"] not in "rp":
             return frozenset(), ()
         logged = frozenset(name for name, column in columns.items() if not column.generated)
@@ -203,7 +204,7 @@ class SourceCatalog:
         return self._rows(statement, values)[0]
 
     def _rows(self, statement: str, values: Any) -> Sequence[dict[str, Any]]:
-        """Ask with an empty search_path: names and types are then written with their schemas."""
+        """Query with an empty search_path, so that names and types are written with their schemas."""
         if "current_schemas" in statement:
             return self._connection.cursor(row_factory=dict_row).execute(statement).fetchall()
         with self._connection.transaction(force_rollback=True), self._connection.cursor(row_factory=dict_row) as cursor:

@@ -1,4 +1,4 @@
-"""Expressions of a query as terms: SQL over columns of occurrences, or nothing where they cannot be followed."""
+"""Convert expressions of a query to terms: SQL over columns of occurrences, or nothing if they cannot be followed."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ _ODD_CALLS = frozenset(
 
 
 class Terms:
-    """Makes terms; `resolve` says what a column reference means where the expression stands."""
+    """Build terms; `resolve` returns what a column reference means at that place of the query."""
 
     def __init__(self, catalog: SourceCatalog) -> None:
         self._catalog = catalog
 
     def value(self, node: Node, resolve: Resolve) -> Value:
-        """Return the terms that an expression stands for: several below a UNION, none when it cannot be followed."""
+        """Return the terms of an expression: several under a UNION, none if it cannot be followed."""
         kind = kind_of(node) if node else ""
         inner = node.get(kind, {})
         if kind == "ColumnRef":
@@ -121,7 +121,7 @@ def _constant(node: Node) -> Value:
 
 
 def _type(node: Node) -> str | None:
-    """Write a type's name; None for the forms that are not worth the trouble (interval fields, %TYPE)."""
+    """Write a type's name; None for rare forms that are not supported (interval fields, %TYPE)."""
     names, sizes = strings(node.get("names")), node.get("typmods", [])
     if not names or node.get("setof") or node.get("pct_type") or (sizes and names[-1] == "interval"):
         return None

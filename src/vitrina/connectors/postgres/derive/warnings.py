@@ -1,4 +1,4 @@
-"""What per-key answers may write differently from a full load: sums of floats, and lists in no given order."""
+"""Warn about values that a keyed query may compute differently than a full load: sums of floats, unordered lists."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def _of_call(call: Node, graph: Graph) -> Iterator[str]:
 
 
 def _has_floats(call: Node, graph: Graph) -> bool:
-    """Tell whether a column of the arguments has the name of a column of floats somewhere in the query."""
+    """Return whether a column in the arguments has the name of a float column anywhere in the query."""
     fields = (nodes.strings(node["fields"]) for kind, node in nodes.every(call) if kind == "ColumnRef")
     names = {each[-1] for each in fields if each}
     tables = (leaf.table for leaf in graph.leaves.values())

@@ -83,7 +83,7 @@ def test_errors_carry_the_server_s_words_and_fields(client: Client) -> None:
         client.create_pipeline(DEFINITION | {"batch_size": 0})
     assert [(field.path, field.code) for field in caught.value.fields] == [("batch_size", "invalid")]
     client.create_pipeline(DEFINITION)
-    with pytest.raises(errors.Conflict, match="exists already"):
+    with pytest.raises(errors.Conflict, match="already exists"):
         client.create_pipeline(DEFINITION)
 
 

@@ -85,7 +85,7 @@ def test_a_name_is_taken_once_and_its_url_can_be_replaced(keyed: httpx.Client, a
 
 
 @pytest.mark.parametrize(
-    ("secrets", "said"), [(None, "no runner is alive"), ((), "no runner that is alive has VITRINA_SECRET_KEY")]
+    ("secrets", "said"), [(None, "no runner is alive"), ((), "no live runner has VITRINA_SECRET_KEY")]
 )
 def test_without_a_runner_s_key_the_refusal_says_how_to_make_one(
     api: httpx.Client, api_metastore: Connection, secrets: tuple[bytes, ...] | None, said: str
@@ -354,4 +354,4 @@ def test_a_connection_of_any_kind_is_kept(keyed: httpx.Client, api_metastore: Co
     mart = {"name": "films", "source_query": "SELECT id FROM content.film_work", "target_table": "analytics.films"}
     wrong = keyed.post("/api/v1/pipelines", json=mart | {"options": {"target_connection": "logs"}})
     assert wrong.status_code == 422
-    assert "connection 'logs' is one of the connector search" in wrong.json()["detail"]
+    assert "connection 'logs' belongs to connector search" in wrong.json()["detail"]

@@ -24,7 +24,7 @@ def summary(plan: Plan) -> str:
 
 
 def _column_parts(columns: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
-    for verb, kind in (("adds", "added"), ("no longer gives", "removed"), ("changes the type of", "retyped")):
+    for verb, kind in (("adds", "added"), ("no longer returns", "removed"), ("changes the type of", "retyped")):
         if columns[kind]:
             noun = "column" if len(columns[kind]) == 1 else "columns"
             yield f"{verb} {noun} {', '.join(column['name'] for column in columns[kind])}"
@@ -57,7 +57,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from (f"check {one['name']} {one['result']}: {one['found']}" for one in _told_checks(plan))
     rows = plan["rows"] or {}
     if rows.get("stay"):
-        yield f"{rows['stay']:,} rows that the query no longer gives stay"
+        yield f"{rows['stay']:,} rows that the query no longer returns stay"
     if rows.get("rejected"):
         yield f"{rows['rejected']:,} rows are rejected and become dead letters"
     for sample in _samples(plan):

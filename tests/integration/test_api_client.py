@@ -92,7 +92,7 @@ def test_no_server_says_how_to_start_one() -> None:
         nobody.list_pipelines()
     assert str(caught.value) == (
         "no Vitrina API answers at http://127.0.0.1:1: start one with `vitrina dev` (everything in one)"
-        " or `vitrina api`, or set VITRINA_API_URL to where it is"
+        " or `vitrina api`, or set VITRINA_API_URL to its address"
     )
 
 

@@ -163,7 +163,7 @@ def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
         return found, say("suggestion.unique_index", columns=", ".join(found), table=table)
     raise ConfigError(
         f"the {table.kind} {table} has neither a primary key nor a unique index on columns that are NOT NULL, so its"
-        f" rows cannot be distinguished: name the columns of a key with --key ({', '.join(c.name for c in table.columns)})"
+        f" rows cannot be distinguished: name key columns with --key ({', '.join(c.name for c in table.columns)})"
     )
 
 

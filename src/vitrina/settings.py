@@ -228,7 +228,8 @@ class Settings(BaseModel):
         for number, part in enumerate(_listed(value.get_secret_value()) if value else [], 1):
             if len(_decoded(part)) != SECRET_KEY_BYTES:
                 raise ValueError(
-                    f"key {number} is not {SECRET_KEY_BYTES} bytes in base64: generate one with `openssl rand -base64 32`"
+                    f"key {number} is not {SECRET_KEY_BYTES} bytes in base64: generate one with"
+                    " `openssl rand -base64 32`"
                 )
         return value
 

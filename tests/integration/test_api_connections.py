@@ -265,11 +265,11 @@ def test_added_used_tried_replaced_and_rotated_without_a_restart(
     keys = environment_of(settings) | {"VITRINA_SECRET_KEY": key_text(old)}
     assert "give it that key too" in command(tmp_path, keys, "connections", "rotate")
     kept = workbench.sql("SELECT key_id FROM etl.etl_connections")
-    assert "0 of 1 connections sealed anew" in command(
+    assert "0 of 1 connections sealed again" in command(
         tmp_path, keys | {"VITRINA_SECRET_KEY": key_text(new, old)}, "connections", "rotate"
     )
     newest = os.urandom(32)
-    assert "1 of 1 connections sealed anew" in command(
+    assert "1 of 1 connections sealed again" in command(
         tmp_path, keys | {"VITRINA_SECRET_KEY": key_text(newest, new)}, "connections", "rotate"
     )
     assert workbench.sql("SELECT key_id FROM etl.etl_connections") != kept
@@ -335,7 +335,7 @@ def test_the_command_line_keeps_lists_tries_and_forgets(workbench: Workbench, sh
     assert "VITRINA_SECRET_KEY" in command(tmp_path, without, "doctor")
     made = command(tmp_path, with_key, "new", "--from", "shop.content.orders", "-f", "-")
     assert "source_connection: shop" in made
-    assert "is forgotten" in command(tmp_path, with_key, "connections", "remove", "shop")
+    assert "is deleted" in command(tmp_path, with_key, "connections", "remove", "shop")
     assert "no connection 'shop'" in command(tmp_path, with_key, "connections", "remove", "shop")
 
 

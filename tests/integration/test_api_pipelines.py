@@ -393,8 +393,8 @@ def test_a_second_pipeline_on_the_target_of_a_full_load_needs_both_to_share(api:
     refused = api.post(PIPELINES, json=second)
     assert refused.status_code == 409
     assert problem(refused)["detail"] == (
-        "target analytics.mart is already written by pipeline first, and a full load deletes rows that its own source does"
-        " not have; choose another target, or set options.shared_target on both"
+        "target analytics.mart is already written by pipeline first, and a full load deletes rows that its own source"
+        " does not have; choose another target, or set options.shared_target on both"
     )
     assert api.post(PIPELINES, json=second | {"options": {"shared_target": True}}).status_code == 409
     api.patch(f"{PIPELINES}/first", json={"options": {"shared_target": True}}).raise_for_status()

@@ -133,7 +133,7 @@ def test_the_command_line_tells_when_the_runner_was_last_heard_of(
         check=True,
     ).stdout
 
-    who = r"quiet\.test \(pid 77\), last heard of 3[^:]* ago" if is_known else "one that nobody knows any more"
+    who = r"quiet\.test \(pid 77\), last heartbeat 3[^:]* ago" if is_known else "an unknown runner"
     assert re.search(f"{who}: its lease is over, the next runner continues", " ".join(shown.split()))
 
 

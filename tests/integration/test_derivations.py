@@ -63,7 +63,9 @@ REFUSED = {
     "SELECT n AS id, count(*) AS c FROM (SELECT count(*) AS n FROM content.vote GROUP BY film_id) t GROUP BY n": (
         "changes of content.vote cannot be traced to keys"
     ),
-    "SELECT id, row_number() OVER (ORDER BY id) AS n FROM content.film": "changes of content.film cannot be traced to keys",
+    "SELECT id, row_number() OVER (ORDER BY id) AS n FROM content.film": (
+        "changes of content.film cannot be traced to keys"
+    ),
     "SELECT json_arrayagg(id) AS id FROM content.film": "changes of content.film cannot be traced to keys",
     "SELECT 1 AS id": "the query reads no table",
     "SELECT twice AS id FROM content.film": "changes of content.film cannot be traced to keys",
@@ -221,7 +223,11 @@ def test_the_author_states_what_a_change_affects(source: Connection) -> None:
         ("content.vote", "SELECT id FROM content.film", "must use columns of that table as parameters"),
         ("content.vote", "SELECT id FROM content.film WHERE id = :nothing", "found 'nothing'"),
         ("content.vote", "SELECT id FROM content.nowhere WHERE id = :id", "cannot run"),
-        ("content.vote", "SELECT id, id FROM content.film WHERE id = :id", "must return id in this order, not 2 columns"),
+        (
+            "content.vote",
+            "SELECT id, id FROM content.film WHERE id = :id",
+            "must return id in this order, not 2 columns",
+        ),
         ("content.genre", "SELECT id FROM content.film WHERE id = :id", "which the query does not read"),
     ],
 )

@@ -62,4 +62,6 @@ def methods_of(function: ast.expr) -> Iterator[ast.Attribute]:
 
 
 def speaks_to_a_logger(value: ast.expr) -> bool:
-    return bool(re.fullmatch(r"((self|run|self\._run)\.)?_?log|structlog\.get_logger\(.*\)(\.bind\(.*\))?", ast.unparse(value)))
+    return bool(
+        re.fullmatch(r"((self|run|self\._run)\.)?_?log|structlog\.get_logger\(.*\)(\.bind\(.*\))?", ast.unparse(value))
+    )

@@ -53,7 +53,7 @@ def test_one_sentence_sums_it_up() -> None:
         "retyped": [{"name": "c", "before": "integer", "after": "text"}],
     }
     alone = PLAN | {"columns": columns, "rows": None, "downstream": {"pipelines": [], "targets": []}}
-    assert plan_text.summary(alone) == "no longer returns columns a, b, changes the type of column c, rows are not told"
+    assert plan_text.summary(alone) == "no longer returns columns a, b, changes the type of column c, rows are unknown"
 
 
 def test_the_text_shows_what_differs_in_a_row_and_only_what_can_be_printed() -> None:

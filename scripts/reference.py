@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference that the code knows: `make reference`. A test compares them with the code."""
+"""Write the pages of docs/reference that come from the code: `make reference`. A test compares them with the code."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ Requests send `Authorization: Bearer <token>`. Errors are problem documents with
 """
 TAGS = {
     "pipelines": "Pipelines",
-    "verbs": "What a pipeline can be told to do",
+    "verbs": "Actions on a pipeline",
     "reports": "Status, runs, logs",
     "files": "Pipelines as files",
     "installation": "The installation",
@@ -104,7 +104,7 @@ def _answer(item: tuple[str, dict[str, Any]]) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """How a value looks, in few words."""
+    """Describe the type of a value."""
     if "$ref" in schema:
         return f"`{schema['$ref'].rpartition('/')[2]}`"
     if "anyOf" in schema:
@@ -196,7 +196,7 @@ def definition_page() -> str:
         "## Fields\n",
         *_fields(Definition.model_json_schema()),
         "",
-        f"While a runner works on the pipeline these are locked (409): {locked}.",
+        f"During a run these fields are locked (409): {locked}.",
         "",
         "## tasks\n",
         *_fields(Task.model_json_schema()),
@@ -205,10 +205,10 @@ def definition_page() -> str:
         "A name, or:\n",
         *_fields(RunAfter.model_json_schema()),
         "",
-        "[Run a pipeline after others](../how-to/run-after.md) says when it runs.",
+        "[Run a pipeline after others](../how-to/run-after.md) describes when it runs.",
         "",
         "## checks\n",
-        "[Checks](../how-to/checks.md) says when each kind is judged and what becomes of rows that break one.\n",
+        "[Checks](../how-to/checks.md) describes when each kind is evaluated and what happens to rows that violate one.\n",
         *_checks(),
         "## options\n",
         *_fields(Options.model_json_schema()),
@@ -217,15 +217,15 @@ def definition_page() -> str:
         *_fields(ReconcileSchedule.model_json_schema()),
         "",
         "### options.deletes\n",
-        "[Rows that are deleted in the source](../how-to/deletes.md) says how they are found.\n",
+        "[Rows that are deleted in the source](../how-to/deletes.md) describes how they are found.\n",
         *_fields(Deletes.model_json_schema()),
         "",
         "### options.history\n",
-        "Of tables in Postgres. [Keep a history](../how-to/history.md) says what it promises.\n",
+        "For tables in Postgres. [Keep a history](../how-to/history.md) describes the guarantees.\n",
         *_fields(History.model_json_schema()),
         "",
         "### options.table\n",
-        "Of tables in Postgres, when a run creates them; warnings of the plan say what a table that is there lacks.\n",
+        "For tables in Postgres, when a run creates them. Warnings of the plan list what an existing table lacks.\n",
         *_fields(TableOptions.model_json_schema()),
         "",
         "`partition_by`:\n",
@@ -321,10 +321,10 @@ def metrics_page() -> str:
            for name, kind, labels, words in _collected(Instruments().registry)]  # fmt: skip
     return "\n".join([
         METRICS_HEAD,
-        "## Of the work of one runner\n",
+        "## Metrics of one runner\n",
         *_metric_rows(own),
         "",
-        "## Of the metastore: the same from every process\n",
+        "## Metrics of the metastore, the same from every process\n",
         *_metric_rows(sorted(_of_metastore())),
         "",
         "## Of the API\n",
@@ -371,10 +371,10 @@ next to `error_message`.
 """
 OF_THE_API = {
     "malformed_json": (400, "The body is not JSON."),
-    "method_not_allowed": (405, "The path does not take this method; `Allow` says which it takes."),
-    "body_too_slow": (408, "The body did not come within a minute."),
+    "method_not_allowed": (405, "The path does not support this method; `Allow` lists those that it supports."),
+    "body_too_slow": (408, "The body did not arrive within a minute."),
     "body_too_large": (413, "The body is larger than 8 MiB."),
-    "internal": (500, "An error in Vitrina itself; the log has it under the request's id."),
+    "internal": (500, "An error in Vitrina itself; the log has the details under the request's id."),
     "metastore_unavailable": (503, "The metastore does not answer; try again after `Retry-After`."),
 }
 
@@ -386,7 +386,7 @@ def errors_page() -> str:
     requests = list(_family(errors.RequestError))
     lines = [
         ERRORS_HEAD,
-        "## Of requests: the caller can fix it\n",
+        "## Errors of requests: the caller can fix them\n",
         "| code | status | exit code | |",
         "|---|---|---|---|",
     ]
@@ -394,13 +394,18 @@ def errors_page() -> str:
         error = kind.__new__(kind)
         lines.append(f"| `{kind.code}` | {status_of(error)} | {int(code_of(error))} | {_said(kind)} |")
     lines += [f"| `{code}` | {status} | | {words} |" for code, (status, words) in OF_THE_API.items()]
-    lines += ["", "## Of runs: the class says what happens next\n", "| code | what happens | |", "|---|---|---|"]
+    lines += [
+        "",
+        "## Errors of runs: the class determines what happens next\n",
+        "| code | what happens | |",
+        "|---|---|---|",
+    ]
     lines += [f"| `{kind.code}` | {_next(kind)} | {_said(kind)} |" for kind in _family(errors.RunError)]
     return "\n".join([*lines, ""])
 
 
 def _family(kind: type[errors.VitrinaError]) -> Iterator[type[errors.VitrinaError]]:
-    """A class and everything below it that has a code of its own."""
+    """Return a class and all subclasses that have their own code."""
     if "code" in vars(kind):
         yield kind
     for inner in kind.__subclasses__():
@@ -412,13 +417,13 @@ def _next(kind: type[errors.VitrinaError]) -> str:
     if issubclass(kind, errors.Disconnected):
         return "the run ends, and the next claim continues from the checkpoint"
     if issubclass(kind, errors.TransientError):
-        return "tried again from the checkpoint"
+        return "retried from the checkpoint"
     if issubclass(kind, errors.FatalError):
         return "the pipeline is FAILED until an operator acts"
     if issubclass(kind, errors.RecordError):
-        return "this record only; the others go on"
+        return "only this record fails; the others continue"
     if issubclass(kind, errors.LeaseLost):
-        return "this runner leaves; the other one has the work"
+        return "this runner stops; the other one continues"
     return "the run ends"
 
 
@@ -431,9 +436,9 @@ EXIT_CODES = {
     " `reconcile`: nothing differs.",
     "FAILED": "A run failed or was stopped, differences or problems were found.",
     "USAGE": "Wrong arguments, or a name that does not exist.",
-    "INVALID_CONFIG": "A setting, a definition or a token is not acceptable.",
+    "INVALID_CONFIG": "A setting, a definition or a token is not valid.",
     "CANNOT_CONNECT": "The API, the database or the search server does not answer.",
-    "CONFLICT": "The state does not allow it now (paused, running elsewhere), or another user changed it first.",
+    "CONFLICT": "The state does not allow it now (paused, or another runner runs it), or another caller changed it first.",
 }
 
 

@@ -1,4 +1,4 @@
-"""Which run answers a request: another one may be the pipeline's latest when somebody looks."""
+"""Find the run that answers a request, which need not be the pipeline's latest run."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,8 +11,8 @@ Asked = Literal["run", "backfill", "resume"]
 
 
 def find_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) -> Run | None:
-    """Find the run that answers the request, or that went on with its work, among the runs since, oldest first."""
-    # Repairs and replays correct some rows, and nobody who asked for a run is answered by one.
+    """Find the run that answers the request, or the run that continued it, among the runs since, oldest first."""
+    # Repairs and replays correct some rows, so they do not answer the request of a run.
     found = [run for run in runs if not run.metrics.keys() & {"repair", "replay"}]
     place = _place_of_answer(found, requested_at, asked)
     if place is None:
@@ -26,7 +26,7 @@ def _place_of_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) 
     if asked == "resume":
         return 0 if runs else None
     exact = (place for place, run in enumerate(runs) if run.answers_request == requested_at)
-    # Who asks again while a run works replaces the wish before it: what answers the later one has read all.
+    # A second request during a run replaces the first: the run that answers the later request has read everything.
     later = (
         place
         for place, run in enumerate(runs)
@@ -36,7 +36,7 @@ def _place_of_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) 
 
 
 def was_broken_off(run: Run) -> bool:
-    """Tell whether the next run does what this one was to do.
+    """Return whether the next run does the work of this one.
 
     Its runner was lost or stopped, its target was taken, or it was paused.
     """

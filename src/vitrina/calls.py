@@ -1,7 +1,7 @@
-"""How calls to an API travel: over plain HTTP with the standard library alone, else with httpx.
+"""Send calls to an API, with the standard library for plain HTTP and with httpx otherwise.
 
-A command is over in a moment, and loading httpx would take longer than all it does. Where more is wanted than plain
-HTTP (https, a proxy, a login in the address, a stream of lines), httpx does it.
+Most commands end in a moment, and importing httpx would take longer than their work. It is used only where plain
+HTTP is not enough: https, a proxy, a login in the address, a stream of lines.
 """
 
 import http.client
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Params = Mapping[str, Any]
 # Shorter than any server keeps an idle connection, so that no request meets one that is just being closed.
 _IDLE_SECONDS = 3.0
-_STREAM_SILENCE_SECONDS = 60.0  # the server sends a sign of life every 15 seconds
+_STREAM_SILENCE_SECONDS = 60.0  # the server sends a heartbeat every 15 seconds
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class CallFailed(Exception):
-    """The conversation was broken off: the request may have arrived."""
+    """The connection broke, and the request may have arrived."""
 
 
 class NotConnected(CallFailed):
@@ -39,12 +39,12 @@ class ConnectTimedOut(CallFailed):
 
 
 class BadAddress(CallFailed):
-    """It is no http:// or https:// URL."""
+    """The address is not an http:// or https:// URL."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer."""
+    """Represent a whole answer."""
 
     status_code: int
     content: bytes
@@ -85,12 +85,12 @@ def open_calls(
 
 
 def is_local(url: str) -> bool:
-    """Tell whether a URL is of this machine: proxies of the environment are for servers outside."""
+    """Return whether a URL leads to this machine. Proxies of the environment apply to other servers only."""
     return (urlsplit(url).hostname or "") in _LOCAL
 
 
 def is_plain(url: str) -> bool:
-    """Tell whether the standard library is enough."""
+    """Return whether the standard library is enough."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -104,7 +104,7 @@ def is_plain(url: str) -> bool:
 
 
 class PlainCalls:
-    """Keep the connections on which it was answered, for the next calls. Threads may share it."""
+    """Make calls with the standard library and keep connections for the next calls. Threads may share it."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
         self._url = url
@@ -166,13 +166,13 @@ class PlainCalls:
             connection.close()
 
     def _keep(self, connection: http.client.HTTPConnection) -> None:
-        if connection.sock is not None:  # http.client lets go of a connection that the server is about to close
+        if connection.sock is not None:  # http.client drops a connection that the server is about to close
             with self._lock:
                 self._kept.append((time.monotonic(), connection))
 
 
 def _has_news(connection: http.client.HTTPConnection) -> bool:
-    """Tell whether there is something to read: a server sends nothing unasked, except when it closes the connection."""
+    """Return whether there is data to read: an idle server sends something only when it closes the connection."""
     news = select.poll()
     news.register(connection.sock, select.POLLIN)
     return bool(news.poll(0))

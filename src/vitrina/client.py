@@ -1,4 +1,4 @@
-"""The Python client: every call of the API, typed, sync, with the server's own words in its errors."""
+"""The Python client: every call of the API, typed and synchronous. Errors have the messages of the server."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -25,11 +25,11 @@ Json = Mapping[str, Any]
 Model = TypeVar("Model", bound=Answer)
 
 PREFIX = "/api/v1"
-# A connection that was refused has carried nothing, so trying again is safe for every method.
+# A refused connection has carried nothing, so a retry is safe for every method.
 _CONNECT_ATTEMPTS = 3
 _CONNECT_PAUSE_SECONDS = 0.2
 _PAGE = 200
-# By how much a clock may be set back without hiding a run from whoever waits for it.
+# By how much a clock may be set back without hiding a run from the caller that waits for it.
 _CLOCK_STEP = timedelta(hours=1)
 _LOG_PAGE = 500
 
@@ -86,7 +86,7 @@ class Client:
         return list(self._pages("/pipelines", schemas.Pipeline, narrowed, limit))
 
     def home(self, *, hours: int = 24) -> schemas.Home:
-        """Get what needs attention, what ran lately, what comes next, and which runners are alive."""
+        """Get problems, recent runs, upcoming runs and live runners."""
         return self._ask(schemas.Home, "GET", "/home", params={"hours": hours})
 
     def schedule_times(self, interval: str, *, count: int = 5) -> list[datetime]:
@@ -135,7 +135,7 @@ class Client:
         until: str | None = None,
         accept: Sequence[str] = (),
     ) -> schemas.RunAccepted:
-        """Ask for a run; asking twice is the same request. With a range, rows of that range are read again.
+        """Request a run; repeating the request has no effect. With a range, rows of that range are read again.
 
         `accept` names checks that may fail in this run.
         """
@@ -146,21 +146,21 @@ class Client:
             self._of(pipeline, "run"),
             body={"trigger": trigger, "since": since, "until": until} | ({"accept": list(accept)} if accept else {}),
             headers=headers,
-            # With a key the server recognises the second copy, so even a lost answer may be asked for again.
+            # The server recognises a repeated key, so the call may be repeated even if its answer was lost.
             repeatable=bool(idempotency_key),
         )
 
     def resume(self, pipeline: str | UUID) -> schemas.RunAccepted:
-        """Let a paused pipeline go on where it stopped; no other run is requested."""
+        """Resume a paused pipeline where it stopped; no other run is requested."""
         return self._ask(schemas.RunAccepted, "POST", self._of(pipeline, "resume"))
 
     def pause(self, pipeline: str | UUID) -> schemas.Accepted:
         return self._ask(schemas.Accepted, "POST", self._of(pipeline, "pause"))
 
     def cancel(self, pipeline: str | UUID, *, requested_at: datetime | None = None) -> schemas.Accepted:
-        """Take back a run that waits, or end the current one now; what it has committed stays.
+        """Withdraw a waiting run, or end the current one now; rows that it committed stay.
 
-        With `requested_at`, only the run of that request; `Conflict` when it is over or another was asked for since.
+        With `requested_at`, only the run of that request; `Conflict` when it has ended or was replaced by another.
         """
         body = {"run_requested_at": requested_at.isoformat()} if requested_at else None
         return self._ask(schemas.Accepted, "POST", self._of(pipeline, "cancel"), body=body)
@@ -178,7 +178,7 @@ class Client:
         """Start from the beginning, or from a cursor value."""
         return self._ask(schemas.Checkpoint, "POST", self._of(pipeline, "reset-state"), body={"cursor": cursor})
 
-    # --- what is going on --------------------------------------------------------------------------------------
+    # --- status and history ------------------------------------------------------------------------------------
 
     def status(self, pipeline: str | UUID) -> schemas.PipelineStatus:
         return self._ask(schemas.PipelineStatus, "GET", self._of(pipeline, "status"))
@@ -229,12 +229,12 @@ class Client:
     ) -> schemas.Run:
         """Wait for the finished run that answers what was accepted (`RunAccepted.run_requested_at` and `.asked`).
 
-        A run whose runner was lost or stopped is continued by another one: that one is waited for.
-        Raises `TransientError` when `timeout_seconds` pass first, `Conflict` when the request was taken back.
+        A run whose runner was lost or stopped is continued by another run; wait for that one.
+        Raise `TransientError` when `timeout_seconds` pass first, `Conflict` when the request was withdrawn.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
-            # Before its runs: whatever this says was begun or ended is among them then.
+            # Read before its runs, which then include every run that this status shows as started or ended.
             seen = self.status(pipeline)
             if on_progress:
                 on_progress(seen)
@@ -248,16 +248,16 @@ class Client:
             if not goes_on and not runs:
                 raise errors.Conflict(f"pipeline {seen.pipeline} is {seen.status} and the run did not start")
             if not goes_on and run is None:
-                return runs[-1]  # nothing will come: that is how it ended
+                return runs[-1]  # no other run will come, so this is the result
             if deadline is not None and time.monotonic() >= deadline:
                 raise errors.TransientError(
                     f"pipeline {seen.pipeline} is still {seen.status} after {timeout_seconds:g} s;"
-                    " it goes on without you"
+                    " it continues without this client"
                 )
             time.sleep(poll_seconds)
 
     def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> schemas.Run | None:
-        """Find an answer that began before its request, because the database's clock was set back in between."""
+        """Find a run that answers but started before its request, because the database's clock was set back."""
         earlier = self.list_runs(pipeline, since=requested_at - _CLOCK_STEP, limit=None)
         return next((run for run in earlier if run.answers_request == requested_at), None)
 
@@ -286,11 +286,11 @@ class Client:
         return self._ask(schemas.Request, "POST", self._of(pipeline, "reconcile"), body=body)
 
     def plan(self, pipeline: str | UUID) -> schemas.Request:
-        """Ask what the next full load would change in the target. `result` is the plan, once the request is DONE."""
+        """Request a plan of the next full load. `result` is the plan, once the request is DONE."""
         return self._ask(schemas.Request, "POST", self._of(pipeline, "plan"))
 
     def plan_definition(self, definition: Json) -> schemas.Request:
-        """Ask the same of a definition that is not saved."""
+        """Request a plan of a definition that is not saved."""
         return self._ask(schemas.Request, "POST", "/plan", body=definition)
 
     def get_plan(self, plan_id: str | UUID) -> schemas.Plan:
@@ -301,7 +301,7 @@ class Client:
         return self._ask(Page[schemas.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}).items
 
     def profile(self, pipeline: str | UUID) -> schemas.Request:
-        """Ask what is in the target. `result` is the profile, once the request is DONE."""
+        """Request a profile of the target. `result` is the profile, once the request is DONE."""
         return self._ask(schemas.Request, "POST", self._of(pipeline, "profile"))
 
     def last_reconcile(self, pipeline: str | UUID) -> schemas.Request:
@@ -354,10 +354,10 @@ class Client:
         source: str = "file",
         require_plans: Sequence[str | UUID] = (),
     ) -> schemas.ApplyReport:
-        """Make the pipelines be what the YAML documents say: all of it or nothing. `source` becomes `managed_by`.
+        """Apply YAML documents to the pipelines, all of them or none. `source` becomes `managed_by`.
 
-        With a mapping of file names to their texts, errors name file, line and column. `require_plans`: nothing is
-        applied that none of these plans looked at.
+        With a mapping of file names to their texts, errors name file, line and column. With `require_plans`, apply only
+        what these plans cover.
         """
         body: dict[str, Any] = {"dry_run": dry_run, "prune": prune, "managed_by": source}
         if require_plans:
@@ -395,7 +395,7 @@ class Client:
         return self._ask(Page[schemas.Connection], "GET", "/connections").items
 
     def add_connection(self, name: str, url: str) -> schemas.Connection:
-        """Keep a connection in the metastore, sealed; it is never shown again."""
+        """Store a connection in the metastore, sealed; its URL is never shown again."""
         return self._ask(schemas.Connection, "POST", "/connections", body={"name": name, "url": url})
 
     def replace_connection(self, name: str, url: str) -> schemas.Connection:
@@ -420,14 +420,14 @@ class Client:
     def list_dead_letter_groups(
         self, pipeline: str | UUID | None = None, *, resolved: bool = False
     ) -> list[schemas.DeadLetterGroup]:
-        """List dead letters as one line for each pipeline and reason, the largest first."""
+        """List dead letters grouped by pipeline and reason, the largest group first."""
         narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
         return list(self._pages("/dead-letters/groups", schemas.DeadLetterGroup, narrowed, None))
 
     def replay_dead_letters(
         self, pipeline: str | UUID, letters: Sequence[int] | None = None, *, reason: str | None = None
     ) -> schemas.Request:
-        """Send the rows of open dead letters again, as the source has them now; `letters` or a `reason` narrow them."""
+        """Replay open dead letters with the current rows of the source; `letters` or a `reason` select some of them."""
         body: dict[str, Any] = {"pipeline": str(pipeline)}
         if letters:
             body["letters"] = list(letters)
@@ -471,14 +471,14 @@ class Client:
         self._send("DELETE", f"/tokens/{_quoted(name)}")
 
     def health(self) -> schemas.Health:
-        """Get the health, also when it is bad: look at `status`."""
+        """Get the health. No error is raised when it is bad: look at `status`."""
         response = self._request("GET", "/health", repeatable=True)
         return schemas.Health.model_validate_json(response.content)
 
     def version(self) -> schemas.VersionInfo:
         return schemas.VersionInfo.model_validate_json(self._request("GET", "/version", repeatable=True).content)
 
-    # --- how calls travel --------------------------------------------------------------------------------------
+    # --- transport ---------------------------------------------------------------------------------------------
 
     def _of(self, pipeline: str | UUID, *rest: str) -> str:
         return "/".join(["/pipelines", _quoted(pipeline), *rest])
@@ -541,9 +541,9 @@ class Client:
         if isinstance(exc, calls.NotConnected | calls.ConnectTimedOut):
             return errors.CannotConnect(
                 f"no Vitrina API answers at {self.url}: start one with `vitrina dev` (everything in one)"
-                " or `vitrina api`, or set VITRINA_API_URL to where it is"
+                " or `vitrina api`, or set VITRINA_API_URL to its address"
             )
-        return errors.CannotConnect(f"the Vitrina API at {self.url} broke off the conversation: {exc}")
+        return errors.CannotConnect(f"the Vitrina API at {self.url} closed the connection: {exc}")
 
 
 def _quoted(part: str | UUID) -> str:
@@ -555,7 +555,7 @@ def _if_match(version: int | None) -> dict[str, str]:
 
 
 def _events(lines: Iterator[str]) -> Iterator[schemas.Event]:
-    """Parse server-sent events: `data:` lines up to an empty one. Comments and other fields do not matter here."""
+    """Parse server-sent events: `data:` lines up to an empty one. Comments and other fields are ignored."""
     data: list[str] = []
     for line in lines:
         if line.startswith("data:"):

@@ -1,4 +1,4 @@
-"""Checks of a definition: what rows and loads have to be like before anybody sees them."""
+"""Define the checks of a pipeline: conditions that rows and loads must meet before they are published."""
 
 import re
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from vitrina.table_names import quoted_column, quoted_table
 
 MAX_CHECKS = 100
 MAX_SQL_LENGTH = 20_000
-# Of its rows, a target loses no larger part at once, unless a check or options.allow_shrink says otherwise.
+# Share of its rows that a target may lose at once, unless a check or options.allow_shrink sets another.
 SHRINK_LIMIT = 0.5
 # The guards that every pipeline has, by the names under which they are accepted.
 SHRINK, EMPTY = "shrink", "empty"
 GUARDS = frozenset({SHRINK, EMPTY})
-# What stands for rows in SQL: those to be published, and those that are there.
+# Names that stand for rows in SQL: those to be published, and those in the target.
 STAGED, TARGET = "staged", "target"
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
@@ -26,20 +26,22 @@ CheckName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.
 Severity = Literal["fail", "warn"]
 RowSeverity = Literal["fail", "warn", "reject"]
 
-_NAME = Field(None, description="By which people know and accept it; by default its kind and column.")
-_MAX_REJECTED = Field(1_000, ge=1, le=10_000, description="With `reject`: more such rows in a run fail it.")
+_NAME = Field(None, description="Name under which the check is shown and accepted. Default: its kind and column.")
+_MAX_REJECTED = Field(
+    1_000, ge=1, le=10_000, description=("With `reject`: number of rejected rows above which the run fails.")
+)
 
 
 class CheckOption(BaseModel):
-    """Unknown fields and silent conversions are refused, as in every part of a definition."""
+    """Refuse unknown fields and silent conversions, as in every part of a definition."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # Whether each row is judged by itself; others judge all rows of a load.
+    # Whether the check applies to each row separately; others apply to all rows of a load.
     of_rows: ClassVar[bool] = False
-    # Whether it is SQL of the author, or names a table: it runs under the reader's login.
+    # Whether it is the author's SQL or names a table, and so runs under the reader's login.
     needs_reader: ClassVar[bool] = False
-    # Whether only a target that is asked in SQL can judge it.
+    # Whether only a target with SQL can evaluate it.
     needs_sql: ClassVar[bool] = False
 
     name: CheckName | None = _NAME
@@ -54,55 +56,55 @@ class CheckOption(BaseModel):
 
     @property
     def columns_read(self) -> Sequence[str]:
-        """Name the columns of the result that it looks at, as far as its options say."""
+        """Name the columns of the result that the check uses, as far as its options show."""
         column = getattr(self, "column", None)
         return [column] if column else []
 
 
 class RowCheck(CheckOption):
-    """A check that judges each row by itself."""
+    """Represent a check of each row separately."""
 
     of_rows: ClassVar[bool] = True
 
     severity: RowSeverity = Field(
         "fail",
-        description="`fail`: nothing is published. `warn`: the run says so. `reject`: the row becomes a dead letter.",
+        description=(
+            "`fail`: nothing is published. `warn`: the run reports a warning. `reject`: the row becomes a dead letter."
+        ),
     )
     max_rejected: int = _MAX_REJECTED
 
 
 class SetCheck(CheckOption):
-    """A check that judges all rows of a load."""
+    """Represent a check of all rows of a load."""
 
-    severity: Severity = Field("fail", description="`fail`: nothing is published. `warn`: the run says so.")
+    severity: Severity = Field("fail", description="`fail`: nothing is published. `warn`: the run reports a warning.")
 
 
 class NotNull(RowCheck):
-    """The column has a value in every row."""
+    """Require a value in the column in every row."""
 
     kind: Literal["not_null"]
     column: ColumnName = Field(description="A column of the result.")
 
 
 class AcceptedValues(RowCheck):
-    """The column has one of these values, or none."""
+    """Require that the column has one of these values, or is NULL."""
 
     kind: Literal["accepted_values"]
     column: ColumnName = Field(description="A column of the result.")
-    values: list[str | int | float | bool] = Field(
-        min_length=1, max_length=1_000, description="Those that it may have."
-    )
+    values: list[str | int | float | bool] = Field(min_length=1, max_length=1_000, description="Allowed values.")
 
 
 class Relationship(RowCheck):
-    """The value of the column is in another table, or there is none."""
+    """Require that the value of the column is in another table, or is NULL."""
 
     kind: Literal["relationship"]
     needs_reader: ClassVar[bool] = True
 
     column: ColumnName = Field(description="A column of the result.")
     to: str = Field(max_length=200, description="The other table, `schema.table`; queries must be allowed to read it.")
-    to_column: ColumnName | None = Field(None, description="Its column; by default one of the same name.")
+    to_column: ColumnName | None = Field(None, description="Column of the other table. Default: the same name.")
 
     @property
     def other_column(self) -> str:
@@ -118,7 +120,7 @@ class Relationship(RowCheck):
 
 
 class Expression(RowCheck):
-    """The expression is not false for any row."""
+    """Require that the expression is not false for any row."""
 
     kind: Literal["expression"]
     needs_reader: ClassVar[bool] = True
@@ -137,7 +139,7 @@ class Expression(RowCheck):
 
 
 class Unique(SetCheck):
-    """No two rows share the values of these columns; rows with a NULL among them are left out."""
+    """Require that no two rows have the same values in these columns; rows with a NULL among them are ignored."""
 
     kind: Literal["unique"]
     needs_sql: ClassVar[bool] = True
@@ -150,17 +152,21 @@ class Unique(SetCheck):
 
 
 class RowCount(SetCheck):
-    """The load has so many rows: between limits, or about as many as the runs before."""
+    """Require a number of rows: between limits, or about as many as in earlier runs."""
 
     kind: Literal["row_count"]
 
     min: int | None = Field(None, ge=0, description="At least.")
     max: int | None = Field(None, ge=0, description="At most.")
     last_runs: int | None = Field(
-        None, ge=1, le=100, description="Compare with the median of this many successful runs before."
+        None, ge=1, le=100, description="Compare with the median of this many successful earlier runs."
     )
     within: float = Field(
-        0.5, gt=0, le=100, allow_inf_nan=False, description="With `last_runs`: by which share it may differ from that."
+        0.5,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        description=("With `last_runs`: share by which the number of rows may differ from the median."),
     )
 
     @model_validator(mode="after")
@@ -173,24 +179,24 @@ class RowCount(SetCheck):
 
 
 class ChangedShare(SetCheck):
-    """Publishing changes no larger share of the target's rows: inserted, updated and deleted ones together."""
+    """Limit the share of the target's rows that a publish inserts, updates and deletes together."""
 
     kind: Literal["changed_share"]
     needs_sql: ClassVar[bool] = True
 
     max: float = Field(
-        gt=0, le=1_000, allow_inf_nan=False, description="As a share of the rows before: 0.2 is a fifth."
+        gt=0, le=1_000, allow_inf_nan=False, description="Share of the rows before the publish: 0.2 is a fifth."
     )
 
 
 class Freshness(SetCheck):
-    """The latest value of a time column is not older than this."""
+    """Limit the age of the latest value of a time column."""
 
     kind: Literal["freshness"]
 
-    column: ColumnName = Field(description="A column of the result, a timestamp or a date.")
+    column: ColumnName = Field(description="A timestamp or date column of the result.")
     max_age: str = Field(
-        max_length=100, description="How old the latest value may be: 30m, 6h, 2d, PT6H.", examples=["6h"]
+        max_length=100, description="Maximum age of the latest value: 30m, 6h, 2d, PT6H.", examples=["6h"]
     )
 
     @field_validator("max_age")
@@ -209,7 +215,7 @@ class Freshness(SetCheck):
 
 
 class Select(SetCheck):
-    """The query returns no rows."""
+    """Require that the query returns no rows."""
 
     kind: Literal["select"]
     needs_reader: ClassVar[bool] = True
@@ -229,11 +235,11 @@ class Select(SetCheck):
 
 
 class Shrink(CheckOption):
-    """Publishing deletes no larger share of the target's rows. Every pipeline has this check; here is its limit."""
+    """Limit the share of the target's rows that a publish deletes. Every pipeline has this check."""
 
     kind: Literal["shrink"]
 
-    name: Literal["shrink"] | None = Field(None, description="It has no other.")
+    name: Literal["shrink"] | None = Field(None, description="Always `shrink`.")
     max: float = Field(SHRINK_LIMIT, gt=0, le=1, allow_inf_nan=False, description="0.5 is half of the rows.")
 
     @property
@@ -241,12 +247,12 @@ class Shrink(CheckOption):
         return SHRINK
 
 
-# Those that run as a query of the author, which gives the rows that break them.
+# Checks that run as a query of the author, which returns the rows that violate them.
 Asked = Relationship | Expression | Select
 
 
 def names_given(check: Asked) -> tuple[str, ...]:
-    """List the names that stand for rows in the SQL of a check. What is said of a row is said of this row alone."""
+    """List the names that stand for rows in the SQL of a check. A check of single rows sees only rows to publish."""
     return (STAGED, TARGET) if isinstance(check, Select) else (STAGED,)
 
 
@@ -283,5 +289,5 @@ def shrink_limit(checks: Sequence[CheckOption]) -> float:
 
 
 def names(checks: Sequence[CheckOption]) -> list[str]:
-    """List what can be accepted: the checks of a definition, and the guards that every pipeline has."""
+    """List the checks that can be accepted: those of a definition, and the guards of every pipeline."""
     return sorted({check.called for check in checks} | GUARDS)

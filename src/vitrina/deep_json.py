@@ -1,4 +1,4 @@
-"""JSON of any depth: the usual readers and writers call themselves for each level, and give up after some hundreds."""
+"""Read and write JSON of any depth. Recursive parsers and writers fail after some hundreds of levels."""
 
 import json
 import re
@@ -7,19 +7,19 @@ from typing import Any
 
 import orjson
 
-# Possessive: a text of a hundred megabytes costs no memory to be passed over.
+# Possessive, so that skipping a text of a hundred megabytes takes no memory.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},:]|[^\s\[\]{},:"]++', re.DOTALL)
 _BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 def loads(text: bytes) -> Any:
-    """Decode what other readers have given up on; raises ValueError where it is not JSON at all."""
+    """Decode JSON that is too deep for other parsers. Raise ValueError if it is not JSON at all."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         pass
     try:
-        # Half a surrogate pair, or a number past all doubles: JSON knows no better.
+        # Half a surrogate pair, or a number beyond all doubles: JSON allows both.
         return json.loads(text)
     except RecursionError:
         return _Tree().of(text)
@@ -34,7 +34,7 @@ def dumps(value: Any) -> bytes:
 
 
 def is_deeper(text: str, levels: int) -> bool:
-    """Tell whether more than `levels` objects and lists are nested."""
+    """Return whether more than `levels` objects and lists are nested."""
     depth = 0
     for found in _BRACKET.finditer(text):
         if found[0] in ("[", "{"):
@@ -47,7 +47,7 @@ def is_deeper(text: str, levels: int) -> bool:
 
 
 class _Tree:
-    """Put values, as they come, into the innermost object or list that is still open."""
+    """Add values in order to the innermost object or list that is still open."""
 
     def __init__(self) -> None:
         self._open: list[Any] = [[]]
@@ -124,5 +124,5 @@ def _enclosed(begin: bytes, members: list[list[Any]], end: bytes) -> list[Any]:
 def _said(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
-    except orjson.JSONEncodeError:  # half a surrogate pair, a number past 64 bits
+    except orjson.JSONEncodeError:  # half a surrogate pair, a number beyond 64 bits
         return json.dumps(value).encode()

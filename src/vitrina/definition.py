@@ -1,4 +1,4 @@
-"""What a pipeline is: the fields its author may set, their limits and the rules between them."""
+"""Define pipelines: the fields that an author may set, their limits and the rules between them."""
 
 import hashlib
 import json
@@ -37,16 +37,16 @@ DEFAULT_BATCH_SIZE = 5_000
 MAX_QUERY_LENGTH = 100_000
 MAX_TASKS = 50
 MAX_RUN_AFTER = 100
-# Ten years: no time that anybody means is longer, and every program can count with it.
+# Ten years: no useful duration is longer, and every program can represent it.
 MAX_SECONDS = 315_360_000
 
-# The name stands in URLs, metrics and file names. A uuid is refused because `{id}` takes either.
+# The name is part of URLs, metrics and file names. A UUID is refused because `{id}` accepts either.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
 
 
 class Unfit(ValueError):
-    """A rule between several fields is broken; `field` is the one to mend."""
+    """A rule between several fields is violated; `field` is the one to correct."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -60,11 +60,14 @@ class Strict(BaseModel):
 
 
 class ReconcileSchedule(Strict):
-    """How often runners hold the mart against its source, and how closely."""
+    """Configure how often runners compare the mart with its source, and how thoroughly."""
 
     interval: str = Field(max_length=200, description="Like schedule_interval: 6h, PT6H, or cron.", examples=["6h"])
     level: Literal["quick", "full", "sample"] = Field(
-        "full", description="Counts and ends, every row and column, or some hundred random keys."
+        "full",
+        description=(
+            "`quick`: counts, minimum and maximum; `full`: every row and column; `sample`: some hundred random keys."
+        ),
     )
 
     @field_validator("interval")
@@ -78,19 +81,23 @@ class ReconcileSchedule(Strict):
 
 
 class LiveOptions(Strict):
-    """How a live pipeline follows its source, where that cannot be derived from the query."""
+    """Configure how a live pipeline follows its source, where the query alone does not show it."""
 
     affects: dict[str, str] = Field(
         default_factory=dict,
         max_length=100,
-        description="For a source table, `schema.table`: a query that gives the target keys which a changed row of it"
-        " concerns; `:column` is a value of that row.",
+        description=(
+            "For a source table, `schema.table`: a query that returns the target keys which a changed row affects;"
+            " `:column` is a value of that row."
+        ),
     )
     reload: str | None = Field(
         None,
         max_length=200,
-        description="Load everything this often beside following, such as `15m`: for queries whose result changes with"
-        " time, and at most this often for changes that concern every key.",
+        description=(
+            "Load everything this often in addition to following, such as `15m`, for queries whose result changes"
+            " with time. Changes that affect every key start a load at most this often."
+        ),
         examples=["15m"],
     )
 
@@ -107,7 +114,7 @@ LOCAL = "local"
 
 
 class OwnOptions(Strict):
-    """Rarely needed switches of one pipeline."""
+    """Hold the options of one pipeline."""
 
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
@@ -116,10 +123,12 @@ class OwnOptions(Strict):
         None,
         ge=1,
         le=10**12,
-        description="A pushdown load larger than this is cut into chunks of this size; a load to another database is"
-        " read in the order of its key, so that it goes on where it was interrupted. By default: one that takes more"
-        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds. With `parallel`: rows of a"
-        " range of the key, 100,000 by default.",
+        description=(
+            "A pushdown load with more rows than this is split into chunks of this size. A load to another database"
+            " is read in key order, so that it can resume where it was interrupted. Default: loads that take more"
+            " than a minute at the rate of the last run, and chunks of ten seconds for a pushdown. With `parallel`:"
+            " rows per range of the key, 100,000 by default."
+        ),
     )
     max_stage_age_seconds: int = Field(
         86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."
@@ -128,21 +137,23 @@ class OwnOptions(Strict):
         3_600,
         ge=1,
         le=MAX_SECONDS,
-        description="A read longer than this goes on in a new snapshot, unless `consistency: snapshot`.",
+        description="A read that takes longer than this continues in a new snapshot, unless `consistency: snapshot`.",
     )
-    allow_shrink: bool = Field(False, description="Let a full load delete more than half of the mart.")
-    allow_empty: bool = Field(False, description="Let a full load publish a source without rows.")
-    allow_cascade: bool = Field(False, description="Let deletes cascade through foreign keys.")
+    allow_shrink: bool = Field(False, description="Allow a full load to delete more than half of the mart.")
+    allow_empty: bool = Field(False, description="Allow a full load to publish a source without rows.")
+    allow_cascade: bool = Field(False, description="Allow deletes to cascade through foreign keys.")
     shared_target: bool = Field(
         False, description="Several pipelines write to this target; a full load deletes nothing."
     )
     on_schema_change: Literal["fail", "add_columns"] = Field(
-        "fail", description="What happens when the query gives a column that the target lacks."
+        "fail", description="What happens when the query returns a column that the target lacks."
     )
     on_missing_columns: Literal["keep", "null"] | None = Field(
         None,
-        description="What happens to a column of the mart that this pipeline wrote before and no longer gives: `keep`"
-        " its values, or set it to `null` in all rows. Unless said, the run is refused.",
+        description=(
+            "What happens to a column of the mart that this pipeline wrote before and no longer returns: `keep` its"
+            " values, or set it to `null` in all rows. Default: the run is refused."
+        ),
     )
     stamps: list[ColumnName] = Field(default_factory=list, description="Result columns that are not compared.")
     lookback_seconds: float = Field(
@@ -153,98 +164,117 @@ class OwnOptions(Strict):
         description="Re-read this much before the checkpoint on each pass.",
     )
     cursor_clock: Literal["database", "application"] | None = Field(
-        None, description="Who stamps the cursor column; `database` allows the guarantee `exact`."
+        None, description="Which clock sets the cursor column; `database` allows the guarantee `exact`."
     )
     cursor_timezone: str | None = Field(
-        None, description="Zone of a cursor of type timestamp without time zone; by default the server's `TimeZone`."
+        None, description="Time zone of a cursor of type timestamp without time zone. Default: the server's `TimeZone`."
     )
     null_cursor: Literal["reject", "read"] = Field(
-        "reject", description="Rows without a cursor value: left out with a warning, or read again on every pass."
+        "reject", description="Rows without a cursor value: omitted with a warning, or read again on every pass."
     )
-    schedule_after_failure: bool = Field(False, description="Let the schedule start a FAILED pipeline again.")
+    schedule_after_failure: bool = Field(False, description="Allow the schedule to start a FAILED pipeline again.")
     schedule_jitter_seconds: float = Field(
-        0, ge=0, le=86_400, allow_inf_nan=False, description="Spread of pipelines that share a schedule; a day at most."
+        0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description=("Spread the start of pipelines that share a schedule over this many seconds, at most a day."),
     )
-    target_connection: str | None = Field(None, description="Named connection that holds the target table.")
+    target_connection: str | None = Field(None, description="Name of the connection of the target.")
     route: Literal["auto", "copy", "arrow"] = Field(
-        "auto", description="`copy`, `arrow`: rows pass through the runner, as they come or as Arrow."
+        "auto", description="`copy`, `arrow`: rows pass through the runner, as lines of COPY or as Arrow."
     )
-    max_attempts: int | None = Field(None, ge=1, le=20, description="Instead of VITRINA_MAX_ATTEMPTS.")
+    max_attempts: int | None = Field(None, ge=1, le=20, description="Overrides VITRINA_MAX_ATTEMPTS for this pipeline.")
     statement_timeout_seconds: float | None = Field(
         None,
         ge=0.001,
         le=2_000_000,
         allow_inf_nan=False,
-        description="Shorter than VITRINA_STATEMENT_TIMEOUT_SECONDS, for this pipeline.",
+        description="Limit of a single statement of this pipeline, at most VITRINA_STATEMENT_TIMEOUT_SECONDS.",
     )
     max_cost: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="Refuse a query whose EXPLAIN cost is higher."
+        None, gt=0, allow_inf_nan=False, description="Refuse a query whose estimated cost (EXPLAIN) is higher."
     )
     max_lag_seconds: float | None = Field(
         None,
         gt=0,
         le=MAX_SECONDS,
         allow_inf_nan=False,
-        description="Older than this, the mart is late: monitoring alerts.",
+        description="Monitoring alerts when the data of the mart is older than this.",
     )
     notify: list[Literal["failed", "recovered", "drift", "warned"]] | None = Field(
-        None, description="What the operator's webhooks are told about this pipeline; everything unless said."
+        None, description="Events of this pipeline that are sent to the operator's webhooks. Default: all."
     )
     params: BoundedObject = Field(default_factory=dict, description="Parameters of `python_task`.")
     parallel: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         1,
-        description="Processes that bring ranges of the key of a full load side by side: each reads, applies the steps"
-        " and writes. Where a load is not cut (the plan says why): worker processes for its Python steps, a batch each."
-        " `auto`: one for each processor.",
+        description=(
+            "Number of processes that load ranges of the key in parallel in a full load: each reads, applies the"
+            " steps and writes. If the load is not split (the plan says why): number of worker processes for its"
+            " Python steps, one batch each. `auto`: one per processor."
+        ),
     )
     engine: str = Field(
         "local",
         pattern=r"[a-z][a-z0-9_]{0,30}",
-        description="What brings the ranges of the key: `local`, processes of the runner, or `spark`, executors of a"
-        " cluster. There `parallel` is how many ranges a job has, and `auto`, or 1, is all of them.",
+        description=(
+            "What loads the ranges of the key: `local`, processes of the runner, or `spark`, executors of a cluster."
+            " With `spark`, `parallel` is the number of ranges per job; `auto` or 1 means all of them."
+        ),
     )
     step_timeout_seconds: float = Field(
-        600, gt=0, le=86_400, description="What the Python steps may take for one batch, or a source to make one."
+        600,
+        gt=0,
+        le=86_400,
+        description=("Time limit of the Python steps for one batch, and of a Python source for producing one."),
     )
     step_memory_mb: int = Field(2_048, ge=128, description="Resident memory of a worker process, in MB.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     profile: bool = Field(
         False,
-        description="Look at the target after each full or incremental run: its rows, its size, and what its columns"
-        " hold. `vitrina profile` does so on request.",
+        description=(
+            "Profile the target after each full or incremental run: rows, size and contents of columns. `vitrina"
+            " profile` does so on request."
+        ),
     )
     live: LiveOptions = Field(default_factory=LiveOptions, description="How a live pipeline follows its source.")
     history: History | None = Field(
-        None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
+        None, description="Keep every state of a row in the mart, with the time during which it was valid; see below."
     )
     deletes: DeletesOption | None = Field(
         None,
-        description="What becomes of rows that left the source, and how they are found: `none`, `hard`, or an object;"
-        " see below.",
+        description=(
+            "What happens to rows that left the source, and how they are found: `none`, `hard`, or an object; see"
+            " below."
+        ),
     )
     table: TableOptions | None = Field(
-        None, description="How a new table in Postgres is made: partitions, indexes, comments, grants; see below."
+        None, description="How a new table in Postgres is created: partitions, indexes, comments, grants; see below."
     )
     delete_when: ColumnName | None = Field(
-        None, description="Boolean result column: true removes the row from the target. It is not written itself."
+        None,
+        description=("Boolean result column: true removes the row from the target. The column itself is not written."),
     )
     # search targets
     action: Literal["update", "index"] = Field(
-        "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
+        "update",
+        description=("`update` merges into a document, `index` replaces it unless the index has a newer version."),
     )
     index: BoundedObject = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
-    keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
+    keep_generations: int = Field(1, ge=0, le=100, description="Number of replaced generations of an index to keep.")
     max_dead_letters: int | None = Field(
         None,
         ge=0,
         le=10**9,
-        description="Refused documents before a run stops; default 0 for full, 100 for incremental and live.",
+        description=(
+            "Rejected documents that a run may have before it stops. Default: 0 for full, 100 for incremental and live."
+        ),
     )
     on_concrete_index: Literal["take_over", "refuse"] = Field(
-        "take_over", description="Whether a full load may replace an index of the target's name by an alias."
+        "take_over", description="Whether a full load may replace an index with the target's name by an alias."
     )
 
-    # Set by the definition, whose checks may name another limit.
+    # Set by the definition, whose checks may set another limit.
     _shrink_limit: float = PrivateAttr(data_checks.SHRINK_LIMIT)
 
     @property
@@ -254,18 +284,18 @@ class OwnOptions(Strict):
 
     @property
     def only_adds(self) -> bool:
-        """Whether no load removes rows that its source lacks: they stay, or are another pipeline's."""
+        """Return whether loads keep rows that the source lacks: they stay, or belong to another pipeline."""
         return self.shared_target or (self.deletes is not None and self.deletes.keep)
 
     @property
     def keeps_one_snapshot(self) -> bool:
-        """Whether a run reads one state of the source: a history has no place for a mixture of two."""
+        """Return whether a run must read one state of the source: a history cannot hold a mixture of two."""
         return self.consistency == "snapshot" or self.history is not None
 
     @field_validator("index")
     @classmethod
     def _index_has_parts(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Check the parts that we read ourselves; the server judges the rest."""
+        """Check the parts that this platform reads; the search server checks the rest."""
         unknown = sorted(value.keys() - {"settings", "mappings"})
         if unknown:
             raise ValueError(say("definition.index_parts", unknown=", ".join(unknown)))
@@ -276,9 +306,9 @@ class OwnOptions(Strict):
 
 
 class Options(OwnOptions):
-    """Rarely needed switches of one pipeline; those of a connector stand under its name."""
+    """Hold the options of one pipeline; those of a connector are under its name."""
 
-    # The connectors' own are extra fields here: which there are is found out when something is validated.
+    # Options of connectors are extra fields. The installed connectors are looked up when a definition is validated.
     model_config = ConfigDict(extra="allow")
 
     @field_validator("engine")
@@ -291,7 +321,7 @@ class Options(OwnOptions):
 
     @property
     def may_be_cut(self) -> bool:
-        """Tell whether the author asks for ranges of the key to be brought side by side."""
+        """Return whether the author requests that ranges of the key are loaded in parallel."""
         return self.parallel != 1 or self.engine != LOCAL
 
     def of(self, connector: str) -> BaseModel | None:
@@ -302,7 +332,7 @@ class Options(OwnOptions):
     @model_validator(mode="wrap")
     @classmethod
     def _others_are_of_connectors(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Judge extra fields by the connectors of these names; all that is wrong is said at once."""
+        """Validate extra fields with the connectors of these names; all errors are reported together."""
         if isinstance(data, Mapping) and data.keys() - cls.model_fields.keys():
             _with_connectors().model_validate(data)
         return handler(data)
@@ -319,7 +349,7 @@ class Options(OwnOptions):
 
 
 def _models_of_connectors() -> dict[str, type[BaseModel]]:
-    """List the options of installed connectors, by name. One that has the name of an option of ours cannot be set."""
+    """List the options of installed connectors, by name. A connector with the name of a platform option is left out."""
     found = registry.installed().connectors.values()
     return {each.name: each.options for each in found if each.options and each.name not in OwnOptions.model_fields}
 
@@ -328,7 +358,7 @@ _ANY_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(BoundedObject, config=Con
 
 
 def _with_connectors() -> type[OwnOptions]:
-    """Build one model of our options and those of connectors, which accepts no others."""
+    """Build one model of the platform's options and those of connectors, which accepts no others."""
     bounded = BeforeValidator(_ANY_OBJECT.validate_python)
     fields: dict[str, Any] = {
         name: (Annotated[model, bounded], None) for name, model in _models_of_connectors().items()
@@ -338,7 +368,7 @@ def _with_connectors() -> type[OwnOptions]:
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:
-    """Build a JSON Schema that refers to nothing outside itself, because it is put into others."""
+    """Build a JSON Schema without external references, because it is embedded in others."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -366,24 +396,26 @@ def _parts_of_index(index: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 class Task(Strict):
-    """One step of a task plan."""
+    """Represent one step of a task plan."""
 
-    order_index: int = Field(ge=0, le=10_000, description="Place in the plan: unique, without gaps.")
+    order_index: int = Field(ge=0, le=10_000, description="Position in the plan: unique, without gaps.")
     task_type: Literal["SQL", "PYTHON"] = Field(
         description="The first task is SQL, unless `python_task` names a source; the others are PYTHON."
     )
     body: str = Field(
         min_length=1, max_length=MAX_QUERY_LENGTH, description="The query, or the name of a registered step."
     )
-    params: BoundedObject = Field(default_factory=dict, description="Of the step, checked against its model.")
-    source_table: str | None = Field(None, max_length=200, description="For people: where the task reads.")
+    params: BoundedObject = Field(
+        default_factory=dict, description=("Parameters of the step, checked against its model.")
+    )
+    source_table: str | None = Field(None, max_length=200, description="Where the task reads. For information only.")
     target_table: str | None = Field(
         None, max_length=200, description="The last task may override the pipeline's target."
     )
 
 
 class RunAfter(Strict):
-    """A pipeline that this one runs after."""
+    """Represent a pipeline that this one runs after."""
 
     pipeline: Name = Field(description="Its name.")
     only_if_changed: bool = Field(False, description="Only successes that wrote or deleted rows count.")
@@ -398,22 +430,24 @@ RunAfterEdge = Annotated[RunAfter, BeforeValidator(_by_name, json_schema_input_t
 
 
 class ErrorRule(Strict):
-    """What becomes of rows that a Python step fails on; stands among the step's own params."""
+    """Configure what happens to rows on which a Python step fails. It is one of the step's params."""
 
     on_error: Literal["fail", "dead_letter"] = "fail"
     max_dead_letters: int = Field(StepRule.max_dead_letters, ge=1, le=10**9)
 
 
 class Definition(Strict):
-    """A pipeline as its author writes it; everything else in `etl_pipelines` belongs to the platform."""
+    """Represent a pipeline as its author writes it; everything else in `etl_pipelines` belongs to the platform."""
 
-    name: Name = Field(description="Unique; letters, digits, `_`, `.` and `-`. Stands in addresses and metrics.")
+    name: Name = Field(description="Unique; letters, digits, `_`, `.` and `-`. Used in addresses and metrics.")
     description: str = Field("", max_length=10_000, description="For people.")
-    type: Literal["SQL", "PYTHON"] = Field("SQL", description="`PYTHON`: rows come from, or pass, `python_task`.")
+    type: Literal["SQL", "PYTHON"] = Field(
+        "SQL", description=("`PYTHON`: rows come from, or pass through, `python_task`.")
+    )
     source_type: str = Field(
         registry.POSTGRES,
         pattern=r"^[a-z][a-z0-9_]{0,30}$",
-        description="What the source is: a connector that opens sources (`vitrina connectors list`).",
+        description="Kind of the source: a connector that opens sources (`vitrina connectors list`).",
     )
     source_connection: str = Field(
         "default", pattern=r"^[a-z0-9_]{1,63}$", description="Named source database (`VITRINA_CONN_<NAME>`)."
@@ -423,38 +457,50 @@ class Definition(Strict):
         None,
         min_length=1,
         max_length=200,
-        description="Instead of a query: `schema.table`, read whole; for another `source_type`, what it calls a table.",
+        description=(
+            "Instead of a query: `schema.table`, read as a whole. For another `source_type`, what that connector"
+            " calls a table."
+        ),
     )
-    python_task: str | None = Field(None, max_length=200, description="A registered step or source, by name.")
+    python_task: str | None = Field(None, max_length=200, description="Name of a registered step or source.")
     target_table: str = Field(
         min_length=1, max_length=200, description="`schema.table` or `es:index`; must be on the allow-list."
     )
     target_key: list[ColumnName] | None = Field(
-        None, min_length=1, max_length=32, description="Key of the target; by default its existing primary key."
+        None, min_length=1, max_length=32, description="Key of the target. Default: its existing primary key."
     )
     mode: Literal["full", "incremental", "live"] = Field(
-        "full", description="Everything each time, what is new, or (`live`) what changed, within a second."
+        "full",
+        description=(
+            "`full`: everything on each run. `incremental`: what is new. `live`: what changed, within a second."
+        ),
     )
-    incremental_key: ColumnName | None = Field(None, description="Result column that says what is new.")
-    incremental_id_key: ColumnName | None = Field(None, description="Result column that orders equal cursors.")
-    batch_size: int = Field(DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE, description="Rows of a batch, at most.")
-    enabled: bool = Field(True, description="A disabled pipeline does not run, however it is asked.")
+    incremental_key: ColumnName | None = Field(None, description="Result column that shows which rows are new.")
+    incremental_id_key: ColumnName | None = Field(
+        None, description=("Result column that orders rows with equal cursor values.")
+    )
+    batch_size: int = Field(
+        DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE, description=("Maximum number of rows per batch.")
+    )
+    enabled: bool = Field(True, description="A disabled pipeline never runs, even on request.")
     schedule_interval: str | None = Field(
         None, max_length=200, description="`15m`, `1h`, `PT15M`, or cron such as `0 3 * * * Europe/Moscow`."
     )
     run_after: list[RunAfterEdge] = Field(
         default_factory=list,
         max_length=MAX_RUN_AFTER,
-        description="Pipelines, by name or as below: when all have succeeded anew, this one runs.",
+        description="Pipelines, by name or as below: when all of them have succeeded again, this one runs.",
     )
-    options: Options = Field(default_factory=Options, description="Rarely needed switches, see below.")
+    options: Options = Field(default_factory=Options, description="Rarely needed options, see below.")
     checks: list[Check] = Field(
         default_factory=list,
         max_length=data_checks.MAX_CHECKS,
-        description="What rows and loads have to be like before they are published, see below.",
+        description="Conditions that rows and loads must meet before they are published, see below.",
     )
     tasks: list[Task] = Field(
-        default_factory=list, max_length=MAX_TASKS, description="The task plan; wins over `source_query`."
+        default_factory=list,
+        max_length=MAX_TASKS,
+        description=("The task plan; it takes precedence over `source_query`."),
     )
 
     @field_validator("name")
@@ -540,7 +586,7 @@ class Definition(Strict):
 
     @model_validator(mode="after")
     def _target_can_delete(self) -> Self:
-        """Refuse deletes that the target's connector cannot make. Where it is not installed, a runner says so."""
+        """Refuse deletes that the target's connector cannot make. If it is not installed here, a runner checks it."""
         options, deletes = self.options, self.options.deletes
         prefix, colon, _ = self.final_target.partition(":")
         connector = registry.installed().of_prefix(prefix) if colon else None
@@ -554,7 +600,7 @@ class Definition(Strict):
 
     @model_validator(mode="after")
     def _unique_indexes_fit(self) -> Self:
-        """Refuse indexes in which states of the past, or rows that are marked as deleted, keep values taken."""
+        """Refuse unique indexes that would include past states, or rows that are marked as deleted."""
         options = self.options
         keeps = "history" if options.history else "deletes.soft" if options.deletes and options.deletes.soft else None
         unique = [place for place, index in enumerate(options.table.indexes) if index.unique] if options.table else []
@@ -602,7 +648,7 @@ class Definition(Strict):
 
     @property
     def _target_is_elsewhere(self) -> bool:
-        """Whether the target is a table of another database, in which the reader of queries has no login."""
+        """Return whether the target is a table in another database, where the reader of queries has no login."""
         return self.options.target_connection not in (None, "default") and ":" not in self.final_target
 
     @field_serializer("checks")
@@ -641,7 +687,7 @@ class Definition(Strict):
 
     @property
     def steps(self) -> list[Task]:
-        """List what rows pass through after the SQL, in order: the plan's Python tasks, or `python_task` alone."""
+        """List the steps that rows pass after the SQL, in order: the plan's Python tasks, or `python_task` alone."""
         if self.tasks:
             return self.ordered_tasks if self.python_source else self.ordered_tasks[1:]
         if self.type == "PYTHON" and self.python_task and self.python_source is None:
@@ -652,7 +698,7 @@ class Definition(Strict):
     def query(self) -> str | None:
         """Return the SQL to read: the first task's when there is a task plan, else `source_query` or all of a table.
 
-        For another source than Postgres it is in the connector's own language, and no SQL is made from a table.
+        For a source other than Postgres it is in the connector's own language, and no SQL is built from a table.
         """
         if self.tasks and not self.python_source:
             return self.ordered_tasks[0].body
@@ -673,12 +719,12 @@ class Definition(Strict):
 
     @property
     def placed_target(self) -> str:
-        """Return the target with its connection where no database tells places apart: another place has other rows."""
+        """Return the target, with its connection unless a database name distinguishes places with other rows."""
         place = self.options.target_connection
         return f"{self.final_target}@{place.lower()}" if place and ":" in self.final_target else self.final_target
 
 
-# What would write over a state, or mix two of them.
+# Options that would overwrite a state, or mix two of them.
 _AGAINST_HISTORY = {"shared_target": True, "on_missing_columns": "null", "null_cursor": "read"}
 
 
@@ -686,8 +732,8 @@ def not_a_step_name(where: str, value: str) -> str:
     return say("definition.not_a_step", where=where, name=value[:80])
 
 
-# May not change while a runner works on the pipeline. Of the rest, `batch_size` reaches the run at work with
-# `reload-config`, from its next batch; everything else counts from the next run.
+# May not change during a run. Of the other fields, `batch_size` applies to the current run after `reload-config`, from
+# its next batch; all others apply from the next run.
 LOCKED_WHILE_RUNNING = frozenset(
     {
         "type",
@@ -725,9 +771,9 @@ def fingerprint(definition: Definition, key: list[str], result_types: list[str])
         result_types,
     ]
     if not definition.reads_postgres or definition.options.model_extra:
-        # Of other connectors: left out where there is nothing of them, so that a load of before can be continued.
+        # Options of connectors are left out when there are none, so that loads of earlier versions can be continued.
         parts += [definition.source_type, definition.source_table, definition.options.model_extra]
     if definition.checks:
-        # Rows of an unfinished load were let through by the checks of its time.
+        # Rows of an unfinished load have passed the checks that the definition had then.
         parts.append([check.model_dump() for check in definition.checks])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,11 +1,11 @@
-"""What a database URL may say: where, who and how the line is encrypted, never how a session behaves."""
+"""Check database URLs. They may set address, login and encryption, but no session parameters."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-# libpq knows more. `options` would switch off timeouts and read-only sessions, `service` names a file that may hold
-# anything, `replication` opens another kind of session, `client_encoding` makes the server read other characters than
-# the guard did.
+# libpq accepts more. `options` could disable timeouts and read-only sessions, `service` names a file that may set
+# anything, `replication` opens another kind of session, and with `client_encoding` the server would read other
+# characters than the SQL guard did.
 ALLOWED = frozenset(
     """
     host hostaddr port dbname user password passfile require_auth channel_binding connect_timeout application_name
@@ -20,7 +20,7 @@ _PAIR = re.compile(r"([A-Za-z_]+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)")
 
 
 def problem(url: str) -> str | None:
-    """Say why the URL is refused, without repeating any of its values. Return None when it is accepted."""
+    """Return why the URL is refused, without repeating any of its values, or None when it is accepted."""
     try:
         names = _parameters(url)
     except ValueError:
@@ -29,13 +29,13 @@ def problem(url: str) -> str | None:
     if not refused:
         return None
     return (
-        f"the URL must not set {', '.join(refused)}: it says where to connect and as whom;"
-        " how sessions behave is set by the platform"
+        f"the URL must not set {', '.join(refused)}: it sets only address and login;"
+        " the platform sets the parameters of its sessions"
     )
 
 
-# Of the machine that connects: its files, and passwords that it keeps for other addresses. Only who runs that machine
-# may name them.
+# Files of the machine that connects, and passwords that it stores for other addresses. Only the operator of that
+# machine may name them.
 OF_THE_MACHINE = frozenset("passfile hostaddr sslcert sslkey sslcrl sslcrldir gsslib".split())
 NOT_VALID = "it is not a valid postgresql:// URL"
 
@@ -44,5 +44,5 @@ def _parameters(url: str) -> set[str]:
     """Return the names of the parameters of `postgresql://...?name=value` and of `name=value name=value`."""
     if "://" not in url:
         return set(_PAIR.findall(url))
-    # libpq knows no fragment: what is behind a # is read on.
+    # libpq has no fragments: it reads on after a #.
     return {name for name, _ in parse_qsl(urlsplit(url, allow_fragments=False).query, keep_blank_values=True)}

@@ -1,6 +1,6 @@
-"""Every error that Vitrina raises on purpose, sorted by what to do next.
+"""Errors that Vitrina raises, sorted by what to do next.
 
-`RequestError`: the caller can fix it. `RunError`: a run met it; the subclass says whether trying again helps.
+`RequestError`: the caller can fix it. `RunError`: a run failed; the subclass says whether a retry helps.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class VitrinaError(Exception):
 
 
 def _storable(message: str) -> str:
-    """Escape what PostgreSQL or UTF-8 does not accept: the end of a run must not fail on its reason."""
+    """Escape characters that PostgreSQL or UTF-8 does not accept, so that recording an error cannot fail."""
     return message.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
@@ -27,42 +27,42 @@ def _storable(message: str) -> str:
 
 @dataclass(frozen=True)
 class FieldError:
-    """One wrong field of a request: where it is and what is wrong with it."""
+    """Represent one wrong field of a request: its path and the error."""
 
     path: str
     message: str
     code: str = "invalid"
-    # Where in the text of the field, both counted from 1.
+    # Position in the text of the field, counted from 1.
     line: int | None = None
     column: int | None = None
 
 
 class RequestError(VitrinaError):
-    """The request cannot be carried out as it stands."""
+    """The request cannot be carried out."""
 
     code = "bad_request"
 
 
 class NotFound(RequestError):
-    """The thing that was named does not exist."""
+    """The named resource does not exist."""
 
     code = "not_found"
 
 
 class Conflict(RequestError):
-    """The thing is in a state in which this may not be done."""
+    """The state of the resource does not allow the request."""
 
     code = "conflict"
 
 
 class PreconditionFailed(RequestError):
-    """Another caller changed it since you read it."""
+    """The resource has changed since the caller read it."""
 
     code = "precondition_failed"
 
 
 class Invalid(RequestError):
-    """A value is not acceptable."""
+    """A value is not valid."""
 
     code = "invalid"
 
@@ -72,7 +72,7 @@ class Invalid(RequestError):
 
 
 class InvalidField(Invalid):
-    """One field is not acceptable."""
+    """One field is not valid."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message, (FieldError(path, message),))
@@ -100,7 +100,7 @@ class InvalidQuery(InvalidField):
 
 
 class Unauthenticated(RequestError):
-    """No valid token came with the request."""
+    """The request has no valid token."""
 
     code = "unauthenticated"
 
@@ -112,12 +112,12 @@ class Forbidden(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """Too many attempts; wait a little."""
+    """There were too many attempts; wait before the next one."""
 
     code = "too_many_requests"
 
 
-# --- the installation is not right -----------------------------------------------------------------------------
+# --- the installation has to be corrected-----------------------------------------------------------------------
 
 
 class ConfigError(VitrinaError):
@@ -127,7 +127,7 @@ class ConfigError(VitrinaError):
 
 
 class OtherVersion(ConfigError):
-    """The metastore is not of this program's version."""
+    """The metastore does not have the version of this program."""
 
 
 class CannotConnect(VitrinaError):
@@ -136,25 +136,25 @@ class CannotConnect(VitrinaError):
     code = "cannot_connect"
 
 
-# --- a run met it ----------------------------------------------------------------------------------------------
+# --- a run failed ----------------------------------------------------------------------------------------------
 
 
 class RunError(VitrinaError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
     code = "run_error"
-    # The rows themselves were refused: an unfinished load of them is given up with the run, and read again.
+    # The rows themselves were refused: their unfinished load is discarded with the run, and they are read again.
     discards_load: bool = False
 
 
 class TransientError(RunError):
-    """Trying again from the checkpoint may help."""
+    """A retry from the checkpoint may succeed."""
 
     code = "transient"
 
 
 class SnapshotGone(TransientError):
-    """The snapshot that a load is read in is not there, on the server that was asked for it."""
+    """The snapshot of a load does not exist on the server that was asked for it."""
 
 
 class Disconnected(TransientError):
@@ -164,13 +164,13 @@ class Disconnected(TransientError):
 
 
 class FeedLost(TransientError):
-    """The log of a source cannot be read on from where it was stored: its followers are loaded again."""
+    """The log of a source cannot be read from the stored position; the pipelines that follow it are loaded again."""
 
     code = "feed_lost"
 
 
 class FatalError(RunError):
-    """Trying again changes nothing; a person has to act."""
+    """A retry cannot succeed; a person has to act."""
 
     code = "fatal"
 
@@ -206,13 +206,13 @@ class StageLost(TransientError):
 
 
 class StepFailed(FatalError):
-    """A Python step raised, or gave something that a step may not give."""
+    """A Python step raised an error, or returned something that a step may not return."""
 
     code = "step_failed"
 
 
 class NotCarried(FatalError):
-    """A value of the source has no exact form in Arrow, so no step can be given it."""
+    """A value of the source has no exact form in Arrow, so it cannot be passed to a step."""
 
     code = "not_carried"
 
@@ -225,24 +225,24 @@ class ShrinkRefused(FatalError):
 
     def __init__(self, message: str, guard: str | None = "shrink") -> None:
         super().__init__(message)
-        # By which name people accept it (`vitrina.data_checks.GUARDS`); None: they cannot.
+        # The name by which users accept it (`vitrina.data_checks.GUARDS`); None: they cannot.
         self.guard = guard
 
 
 class CheckFailed(FatalError):
-    """A check of the definition failed: nothing of these rows is published."""
+    """A check of the definition failed; none of these rows is published."""
 
     code = "check_failed"
     discards_load = True
 
     def __init__(self, message: str, outcomes: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
-        # What came of each check (`vitrina.ports.checks.Outcome`), for the history of runs.
+        # The outcome of each check (`vitrina.ports.checks.Outcome`), for the history of runs.
         self.outcomes = outcomes
 
 
 class BadCheck(FatalError):
-    """A check of the definition cannot be judged on these rows."""
+    """A check of the definition cannot be evaluated on these rows."""
 
     code = "bad_check"
 
@@ -254,12 +254,12 @@ class RecordError(RunError):
 
 
 class LeaseLost(RunError):
-    """Another runner holds the pipeline now: leave without touching anything."""
+    """Another runner holds the pipeline now: stop without any further write."""
 
     code = "lease_lost"
 
 
 class TargetTaken(RunError):
-    """Another pipeline writes to the same target just now: wait until it is done."""
+    """Another pipeline is writing to the same target: wait until it is done."""
 
     code = "target_taken"

@@ -1,4 +1,4 @@
-"""What the plan of EXPLAIN (VERBOSE, FORMAT JSON) tells: relations read, foreign functions called, order of rows kept.
+"""Analyse plans of EXPLAIN (VERBOSE, FORMAT JSON): relations read, functions called, whether rows keep their order.
 
 Plans name functions and types with their schema only where search_path does not find them: run EXPLAIN with an empty
 search_path.
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 Node = Mapping[str, object]
 
-# Nodes that hand rows on one by one. Whatever sorts, groups, counts or keeps rows has to see all of them first.
+# Nodes that pass rows on one by one. Nodes that sort, group, count or store rows read all of them first.
 _STREAMING_NODES = frozenset({
     "Append", "Bitmap Heap Scan", "Bitmap Index Scan", "BitmapAnd", "BitmapOr", "Foreign Scan", "Function Scan",
     "Gather", "Gather Merge", "Hash", "Hash Join", "Index Only Scan", "Index Scan", "Materialize", "Memoize",
@@ -94,7 +94,7 @@ def expressions(plan: object) -> Iterator[str]:
 
 
 def hides_expressions(plan: object) -> bool:
-    """Tell whether expressions run that no EXPLAIN shows: in VALUES, LIMIT, OFFSET, and before 18 in window frames."""
+    """Return whether EXPLAIN hides some expressions: in VALUES, LIMIT, OFFSET, and before 18 in window frames."""
     return any(
         node.get("Node Type") in ("Values Scan", "Limit")
         or (node.get("Node Type") == "WindowAgg" and "Window" not in node)
@@ -103,12 +103,12 @@ def hides_expressions(plan: object) -> bool:
 
 
 def touches_rows(plan: object) -> bool:
-    """Tell whether the plan locks, inserts, changes or deletes rows."""
+    """Return whether the plan locks, inserts, changes or deletes rows."""
     return any(node.get("Node Type") in ("LockRows", "ModifyTable") for node in _nodes(plan))
 
 
 def outline(plan: object, *, limit: int = 100) -> dict[str, object]:
-    """Return what a person wants to see of a plan: its cost, its number of rows, and its steps from the top."""
+    """Summarise a plan: its cost, its number of rows, and its nodes from the top."""
     steps = [_step(node, depth) for node, depth in _deep_nodes(plan)]
     first = steps[0]
     return {"cost": first["cost"], "rows": first["rows"], "steps": steps[:limit], "complete": len(steps) <= limit}
@@ -138,7 +138,7 @@ def _deep_nodes(plan: object) -> Iterator[tuple[Node, int]]:
 
 
 def is_pageable(plan: object) -> bool:
-    """Tell whether a page of rows costs about as much as the rows on it: nothing collects all rows first.
+    """Return whether a page of rows costs about as much as its rows alone, because no node reads all rows first.
 
     Subqueries that are computed per row, or once, do not count.
     """

@@ -1,11 +1,11 @@
-"""Places where a test may make the program die, stop or fail: does nothing unless VITRINA_FAILPOINTS is set.
+"""Points at which a test can make the program die, stop or fail. Inactive unless VITRINA_FAILPOINTS is set.
 
 `VITRINA_FAILPOINTS=batch.filled:kill:3` kills the process at the third time that `batch.filled` is reached. Several are
 separated by commas. Actions:
 
 - `kill`: SIGKILL, as the kernel does when memory runs out
-- `stop`: SIGSTOP; whoever watches sends SIGCONT when the lease is over
-- `error`: an error that trying again may cure
+- `stop`: SIGSTOP; the test sends SIGCONT when the lease is over
+- `error`: a transient error, after which a retry may succeed
 - `crash`: the thread ends without cleaning up in the database, as if it had been killed; for tests in one process
 """
 
@@ -16,7 +16,7 @@ from collections import Counter
 
 from vitrina.errors import TransientError
 
-# Every step after which the world looks different to whoever takes over.
+# Every step after which a runner that takes over finds a different state.
 POINTS = (
     "claim.taken",
     "run.seized",
@@ -42,7 +42,7 @@ CLICKHOUSE_POINTS = ("clickhouse.inserted", "clickhouse.checked", "clickhouse.vi
 FEED_POINTS = ("feed.claimed", "feed.started", "feed.copied", "feed.stored", "feed.confirmed", "feed.published")
 # Steps of a follower, between those of every run.
 LIVE_POINTS = ("live.gathered",)
-# And what is done beside runs.
+# Steps outside of runs.
 OTHER_POINTS = ("schedule.fired",)
 
 _lock = threading.Lock()
@@ -75,7 +75,7 @@ def hit(name: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        # To this thread: a signal to the process is taken by its main thread, and this one may go on until then.
+        # Sent to this thread: the main thread would handle a signal to the process, while this one could continue.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "error":
         raise TransientError(f"failpoint {name}")

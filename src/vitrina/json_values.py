@@ -1,4 +1,4 @@
-"""How deep and how large a JSON value may be that somebody else wrote, and how one is read that is larger already."""
+"""Limit the depth and size of JSON values from outside, and read stored values that exceed the limits."""
 
 import json
 import re
@@ -9,20 +9,20 @@ from pydantic import AfterValidator
 
 from vitrina.sentences import say
 
-# Of one value of a definition (parameters of a step, settings of an index). Everything that walks or writes JSON,
-# here and at clients, manages far more than this.
+# Limit of one value of a definition (parameters of a step, settings of an index). All code that walks or writes JSON,
+# here and in clients, handles far more than this.
 MAX_DEPTH = 32
 MAX_CHARACTERS = 262_144
-# Of a whole request, and of what is read back from the metastore: a definition is wrapped in a few levels of ours.
+# Limit of a whole request, and of values read from the metastore: a definition is wrapped in a few more levels.
 MAX_DEPTH_WRAPPED = 64
 MAX_DIGITS = 4000
 CUT = "(nested too deeply to be shown)"
-# As `json.loads` does it, without looking for the encoding, which is known.
+# As in `json.loads`, without detecting the encoding, which is known.
 _decode = json.JSONDecoder().decode
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Tell whether objects and lists are nested deeper than that, without recursion."""
+    """Return whether objects and lists are nested deeper than that, without recursion."""
     level = [value]
     for _ in range(most + 1):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -32,7 +32,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def text_is_deeper(text: bytes, most: int) -> bool:
-    """Tell the same of a text. One that is not JSON is left for the parser to refuse."""
+    """Return the same for a text. A text that is not JSON is left for the parser to refuse."""
     if not may_be_deeper(text, most):
         return False
     try:
@@ -44,13 +44,13 @@ def text_is_deeper(text: bytes, most: int) -> bool:
 
 
 def may_be_deeper(text: bytes, most: int) -> bool:
-    """Tell quickly whether a text may be deeper: one with few brackets cannot."""
+    """Return quickly whether a text may be deeper: a text with few brackets cannot."""
     return text.count(b"[") + text.count(b"{") > most
 
 
 def loads_cut(text: bytes | bytearray | memoryview | str) -> Any:
     """Read a stored value; what is nested too deeply for an answer becomes a text that says so."""
-    # Most are empty: a list of pipelines has hundreds of these.
+    # Most values are empty, and a list of pipelines has hundreds of them.
     if text == b"{}":
         return {}
     if text == b"[]":
@@ -61,7 +61,7 @@ def loads_cut(text: bytes | bytearray | memoryview | str) -> Any:
     except RecursionError:
         return json.loads(_cut(data), parse_int=_integer)
     except ValueError:
-        # PostgreSQL's numbers are longer than Python reads.
+        # PostgreSQL's numbers may have more digits than Python parses.
         value = json.loads(data, parse_int=_integer)
     if not may_be_deeper(data, MAX_DEPTH_WRAPPED) or not is_deeper(value, MAX_DEPTH_WRAPPED):
         return value
@@ -113,5 +113,5 @@ def _leaves(value: object) -> Iterator[object]:
         level = [inner for outer in level for inner in _inside(outer)]
 
 
-# What an author writes freely: an object of any shape, within the limits above.
+# A free-form object of the author, within the limits above.
 BoundedObject = Annotated[dict[str, Any], AfterValidator(_bounded)]

@@ -1,4 +1,4 @@
-"""Options of marts: the history that one keeps, what becomes of rows that left the source, how a table is made."""
+"""Define options of marts: history, rows that left the source, and how a table is created."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -38,24 +38,28 @@ AddedColumn = Annotated[ColumnName, AfterValidator(_can_be_added)]
 
 
 class MartOption(BaseModel):
-    """Unknown fields and silent conversions are refused, as in every part of a definition."""
+    """Refuse unknown fields and silent conversions, as in every part of a definition."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class History(MartOption):
-    """Keep every state of a row: the columns that say from when until when it was valid."""
+    """Keep every state of a row, with columns for the time during which it was valid."""
 
-    valid_from: AddedColumn = Field("valid_from", description="`timestamptz`: the snapshot in which it was first seen.")
+    valid_from: AddedColumn = Field(
+        "valid_from", description="`timestamptz`: time of the snapshot in which the state was first seen."
+    )
     valid_to: AddedColumn = Field(
-        "valid_to", description="`timestamptz`: the first in which it was no longer; or NULL."
+        "valid_to", description="`timestamptz`: time of the first snapshot without the state, or NULL."
     )
     current: AddedColumn = Field("is_current", description="`boolean`: whether `valid_to` is NULL.")
     current_view: bool = Field(False, description="Keep a view `<mart>_current` of the current rows.")
     exclusion: bool = Field(
         False,
-        description="Make the new table with an exclusion constraint, by which the server itself refuses states of one"
-        " key that overlap. Keys other than numbers and dates need the extension `btree_gist`.",
+        description=(
+            "Create the new table with an exclusion constraint, so that the server itself refuses overlapping states"
+            " of one key. Keys other than numbers and dates need the extension `btree_gist`."
+        ),
     )
 
     @property
@@ -70,25 +74,31 @@ class History(MartOption):
 
 
 class Deletes(MartOption):
-    """Say what becomes of rows that left the source, and how they are found where no pass can see them."""
+    """Configure what happens to rows that left the source, and how an incremental pipeline finds them."""
 
     scan: str | None = Field(
         None,
         max_length=200,
-        description="How often the keys of an incremental pipeline's source and target are compared, like"
-        " schedule_interval: 6h, PT6H, or cron. Unless said, they are not.",
+        description=(
+            "How often the keys of source and target of an incremental pipeline are compared, like schedule_interval:"
+            " 6h, PT6H, or cron. Default: never."
+        ),
         examples=["6h"],
     )
     soft: AddedColumn | None = Field(
         None,
-        description="`timestamptz` column of the mart: rows that left the source stay, with the time at which a run saw"
-        " it. Unless said, they are deleted.",
+        description=(
+            "`timestamptz` column of the mart: rows that left the source stay, with the time at which a run noticed"
+            " it. Default: they are deleted."
+        ),
     )
 
     keep: bool = Field(
         False,
-        description="Rows that left the source stay in the target as they are: a full load removes none. The word"
-        " `none` in place of the object says the same.",
+        description=(
+            "Rows that left the source stay in the target unchanged: a full load removes none. The word `none` in"
+            " place of the object means the same."
+        ),
     )
 
     @model_validator(mode="after")
@@ -113,7 +123,7 @@ _DELETES_WORDS: dict[str, dict[str, Any]] = {"none": {"keep": True}, "hard": {}}
 
 
 def _deletes_of_word(value: object) -> object:
-    """Accept a word alone: that rows stay, or that they are deleted, which is what happens unless said."""
+    """Accept a single word: `none` keeps rows, `hard` deletes them, which is the default."""
     return _DELETES_WORDS.get(value, value) if isinstance(value, str) else value
 
 
@@ -123,17 +133,19 @@ DeletesOption = Annotated[
 
 
 class Partitions(MartOption):
-    """Cut a new table into partitions by one column of its key: by its hash, or by spans of time."""
+    """Partition a new table by one column of its key: by its hash, or by ranges of time."""
 
     hash: ColumnName | None = Field(None, description="A column of target_key whose hash chooses the partition.")
-    partitions: int = Field(8, ge=2, le=1_000, description="How many there are by `hash`.")
+    partitions: int = Field(8, ge=2, le=1_000, description="Number of partitions by `hash`.")
     range: ColumnName | None = Field(
         None,
-        description="A date or timestamp of target_key. Each span of time has a partition, which is made when the first"
-        " row of it comes.",
+        description=(
+            "A date or timestamp column of target_key. Each range of time has a partition, which is created when its"
+            " first row arrives."
+        ),
     )
     every: Literal["day", "month", "year"] = Field(
-        "month", description="The span of a partition by `range`; those of a timestamptz begin at midnight in UTC."
+        "month", description="Length of a partition by `range`; those of a timestamptz begin at midnight in UTC."
     )
 
     @property
@@ -152,11 +164,11 @@ _OF_ONE_COLUMN = ("hash", "spgist")
 
 
 class Index(MartOption):
-    """An index of a new table, beside that of its key."""
+    """Represent an index of a new table, in addition to that of its key."""
 
-    columns: list[ColumnName] = Field(min_length=1, max_length=32, description="In their order.")
-    unique: bool = Field(False, description="Whether two rows may not share these values.")
-    method: Literal["btree", "hash", "gin", "gist", "brin", "spgist"] = Field("btree", description="Of the index.")
+    columns: list[ColumnName] = Field(min_length=1, max_length=32, description="Columns of the index, in order.")
+    unique: bool = Field(False, description="Whether the index is unique.")
+    method: Literal["btree", "hash", "gin", "gist", "brin", "spgist"] = Field("btree", description="Name of the index.")
 
     @model_validator(mode="after")
     def _method_can(self) -> Self:
@@ -168,19 +180,23 @@ class Index(MartOption):
 
 
 class Grant(MartOption):
-    """What a role may do with a new table."""
+    """Represent the privileges of a role on a new table."""
 
     role: ColumnName = Field(description="A role of the database, or `public` for all of them.")
     privileges: list[Literal["SELECT", "REFERENCES", "TRIGGER"]] = Field(
-        ["SELECT"], min_length=1, max_length=3, description="Writing is left to the pipeline."
+        ["SELECT"], min_length=1, max_length=3, description="Privileges. Only the pipeline may write."
     )
 
 
 class TableOptions(MartOption):
-    """How Vitrina makes the table of a mart; what one that is there lacks is shown, and never changed or dropped."""
+    """Configure how Vitrina creates the table of a mart. An existing table is never changed, only compared."""
 
-    partition_by: Partitions | None = Field(None, description="Cut the table into partitions.")
-    indexes: list[Index] = Field(default_factory=list, max_length=50, description="Beside that of the key.")
-    comment: str | None = Field(None, max_length=10_000, description="Of the table.")
-    comments: dict[ColumnName, str] = Field(default_factory=dict, description="Of columns, by name.")
-    grants: list[Grant] = Field(default_factory=list, max_length=100, description="Who else may use the table.")
+    partition_by: Partitions | None = Field(None, description="Partition the table.")
+    indexes: list[Index] = Field(
+        default_factory=list, max_length=50, description=("Indexes in addition to that of the key.")
+    )
+    comment: str | None = Field(None, max_length=10_000, description="Comment of the table.")
+    comments: dict[ColumnName, str] = Field(default_factory=dict, description="Comments of columns, by name.")
+    grants: list[Grant] = Field(
+        default_factory=list, max_length=100, description=("Roles that may use the table, with their privileges.")
+    )

@@ -1,4 +1,4 @@
-"""What a run reads of its row in the metastore, judged again: the row may have been written with psql."""
+"""Validate a pipeline's row again before a run, because the row may have been written with psql."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -17,7 +17,7 @@ from vitrina.store.leases import Claim
 
 
 def definition_of(claim: Claim) -> Definition:
-    """Read the definition from the claimed row. Raise when it is invalid, and say why."""
+    """Read the definition from the claimed row. Raise an error with the reason when it is invalid."""
     try:
         return pipelines.definition_of(claim.row)
     except ValidationError as exc:
@@ -33,13 +33,13 @@ def _problem(found: Mapping[str, Any]) -> str:
 
 
 def revalidate(definition: Definition, settings: Settings) -> CheckedQuery | None:
-    """Judge the definition again before anything runs, because it may have been written with psql."""
+    """Check the definition again before the run, because it may have been written with psql."""
     taskplan.check(definition, settings.target_policy)
     return _judge_query(definition, settings)
 
 
 def revalidate_reading(definition: Definition, settings: Settings) -> CheckedQuery | None:
-    """Judge it for a caller that only reads, whatever its target."""
+    """Check the definition for a caller that only reads, whatever its target."""
     taskplan.check(definition, None)
     return _judge_query(definition, settings)
 
@@ -57,5 +57,5 @@ def _judge_query(definition: Definition, settings: Settings) -> CheckedQuery | N
 
 @lru_cache(maxsize=64)
 def _judged(query: str, policy: SqlPolicy) -> CheckedQuery:
-    """Judge a text once: the verdict depends on nothing but the text and the policy."""
+    """Check a text once: the result depends only on the text and the policy."""
     return sqlguard.check(query, policy)

@@ -1,4 +1,4 @@
-"""When a scheduled pipeline is due next: `15m`, an ISO-8601 duration, or 5-field cron with a time zone."""
+"""Compute when a pipeline is due next: `15m`, an ISO-8601 duration, or 5-field cron with a time zone."""
 
 import hashlib
 import re
@@ -21,12 +21,12 @@ _ISO = re.compile(
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3660)
 _CRON_FIELDS = 5
-# These mean something else on every machine, or nothing.
+# These mean something different on every machine, or nothing.
 _NO_ZONES = {"localtime", "posixrules", "Factory"}
 
 
 def check(schedule: str) -> None:
-    """Raise `InvalidField` unless `next_after` can work with it."""
+    """Raise `InvalidField` unless `next_after` accepts the schedule."""
     next_after(schedule, datetime.now(UTC))
 
 
@@ -35,7 +35,7 @@ def next_after(
 ) -> datetime:
     """Compute the first due time after `moment`. Missed ticks collapse, because past ones are never computed.
 
-    An interval keeps the rhythm of the last `due` time. `offset` moves every tick: it spreads pipelines that share one.
+    An interval counts from the last `due` time. `offset` moves every tick, to spread pipelines that share a schedule.
     """
     if not schedule.isascii():
         raise InvalidField(
@@ -55,7 +55,7 @@ def next_after(
 
 
 def interval_of(text: str) -> timedelta | None:
-    """Read a span of time, such as `15m` or `PT15M`; None: it is none, or too short or too long for one."""
+    """Parse a duration, such as `15m` or `PT15M`. Return None if it is not one, or is too short or too long."""
     try:
         return _interval(text) if text.isascii() else None
     except InvalidField:
@@ -67,7 +67,7 @@ def _refused(code: str, schedule: str) -> InvalidField:
 
 
 def offset_of(identity: str, jitter_seconds: float) -> timedelta:
-    """Compute where within the jitter a pipeline fires: always the same, so that the time between runs stays equal."""
+    """Compute a pipeline's offset within the jitter. It never changes, so that the time between runs stays equal."""
     digest = hashlib.sha256(identity.encode()).digest()
     return timedelta(seconds=int.from_bytes(digest[:8]) / 2**64 * jitter_seconds)
 
@@ -108,10 +108,10 @@ def _next_cron(schedule: str, moment: datetime) -> datetime:
     return due
 
 
-# --- cron and clocks that go back and forth ------------------------------------------------------------------------
+# --- cron and daylight saving time ---------------------------------------------------------------------------------
 #
-# The library is asked about the time on the wall only; which moment that is, is decided here. Its own way of passing
-# a change of the clocks may lead back in time.
+# The library computes local wall-clock times only; this module maps them to moments. The library's own handling of
+# clock changes can return a time in the past.
 
 
 def _next_of_day(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetime:
@@ -126,8 +126,8 @@ def _next_of_day(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetim
 
 
 def _next_of_clock(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetime:
-    """Find the next time for `*` among minutes or hours: each time that the clock shows it, be it twice or never."""
-    # What the clock shows now may be shown again, if it goes back within a day.
+    """Find the next time for `*` among minutes or hours: every time that the clock shows it, even twice or never."""
+    # The clock may show the current time again, if it is set back within a day.
     again = max(timedelta(0), _offset(moment, zone) - _offset(moment + timedelta(days=1), zone))
     best: datetime | None = None
     for wall in _walls(fields, _wall(moment, zone) - again):
@@ -140,7 +140,7 @@ def _next_of_clock(fields: list[str], zone: ZoneInfo, moment: datetime) -> datet
 
 
 def _walls(fields: list[str], after: datetime) -> Iterator[datetime]:
-    """Yield the times that the expression means, by a clock that is never changed."""
+    """Yield the times of the expression, by a clock without changes."""
     return CronSim(" ".join(fields), after)
 
 
@@ -154,7 +154,7 @@ def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
 
 def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:
     """Find the moment at which the clock jumped over a time that it never showed."""
-    # By the offset of before the jump the time lies behind it, by that of after the jump before it.
+    # With the offset from before the jump, the time is after the jump; with the offset from after it, before the jump.
     early, late = sorted(wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     before = _offset(early, zone)
     while late - early > timedelta(seconds=1):

@@ -1,4 +1,4 @@
-"""What the API answers, field by field: the server builds these and the client reads them."""
+"""Models of the API's answers. The server builds them and the client reads them."""
 
 import json
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from vitrina.status import RunStatus, Status
 
 
 class Answer(BaseModel):
-    """Let unknown fields through: a client may be older than its server."""
+    """Allow unknown fields, because a client may be older than its server."""
 
-    # A program uses few of these: each is built when it is first used.
+    # A program uses few of these models, so each is built on first use.
     model_config = ConfigDict(extra="ignore", from_attributes=True, defer_build=True)
 
 
 class Said(Answer):
-    """How a sentence was made, so that a client can say it in another language; the English stands beside it."""
+    """Code and parameters of a sentence, with which a client can show it in another language."""
 
-    code: str = Field(description="Stable: `pipeline.disabled`, `run.key_repeated`.")
+    code: str = Field(description="Stable code, such as `pipeline.disabled` or `run.key_repeated`.")
     params: dict[str, Any] = Field(
         default_factory=dict,
-        description="What its places are filled with; one that is a sentence itself has `text`, `code` and `params`.",
+        description="Values of the placeholders. One that is a sentence itself has `text`, `code` and `params`.",
     )
 
 
 class Told(Answer):
-    """Beside a sentence, in a field of its name and `_said`, stands how it was made; null: there are only its words."""
+    """Add code and parameters of each sentence in a field with the suffix `_said`; null for other texts."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,7 +44,7 @@ class Told(Answer):
 
 @cache
 def _told(model: type[Told]) -> tuple[tuple[str, str], ...]:
-    """List the fields that stand beside a sentence, each with the sentence's own."""
+    """List the `_said` fields, each with the field of its sentence."""
     return tuple((name, name.removesuffix("_said")) for name in model.model_fields if name.endswith("_said"))
 
 
@@ -57,7 +57,7 @@ def _said(value: Any) -> Any:
 
 
 def _telling(value: Any) -> Any:
-    """Add to the JSON of a runner, beside its sentences, how they were made."""
+    """Add code and parameters of the sentences in a runner's JSON."""
     if isinstance(value, list):
         return [_telling(part) for part in value]
     if not isinstance(value, dict) or not value:
@@ -74,7 +74,7 @@ TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
 
 def _as_object(value: object) -> object:
-    """Wrap a value that is no object. A row may have been edited by hand, and one odd value must not hide the rest."""
+    """Wrap a value that is not an object. A row may have been edited by hand, and one bad value must not hide it."""
     return value if value is None or isinstance(value, dict) else {NO_OBJECT: value}
 
 
@@ -102,10 +102,10 @@ Item = TypeVar("Item")
 
 
 class Page(Answer, Generic[Item]):
-    """A part of a list; `next_cursor` asks for the part after it."""
+    """A page of a list; `next_cursor` requests the next page."""
 
     items: list[Item]
-    next_cursor: str | None = Field(None, description="Send it as `cursor` for what follows; null at the end.")
+    next_cursor: str | None = Field(None, description="Send it as `cursor` to get the next page; null at the end.")
 
 
 # --- errors (RFC 9457) -----------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ class Page(Answer, Generic[Item]):
 class FieldProblem(Told):
     """One wrong field of a request."""
 
-    path: str = Field(description="Where it is: `batch_size`, `tasks.1.body`, `query.limit`.")
-    line: int | None = Field(None, description="Of a query: where in its text, counted from 1.")
+    path: str = Field(description="Path of the field: `batch_size`, `tasks.1.body`, `query.limit`.")
+    line: int | None = Field(None, description="Position in the text of a query, counted from 1.")
     column: int | None = None
     message: str
     message_said: Said | None = None
@@ -130,9 +130,9 @@ class Problem(Told):
     type: str = "about:blank"
     title: str
     status: int
-    detail: str = Field(description="The thing, the value and the next step.")
+    detail: str = Field(description="Error message: what is wrong, the value and the next step.")
     detail_said: Said | None = None
-    code: str = Field(description="Stable, for programs.")
+    code: str = Field(description="Stable error code, for programs.")
     instance: str | None = None
     request_id: str | None = None
     errors: list[FieldProblem] = Field(default_factory=list)
@@ -166,18 +166,18 @@ class RunAfter(Answer):
 
 
 class WaitsFor(Told, RunAfter):
-    """One of the pipelines that this one runs after, and whether its news have come."""
+    """One of the pipelines that this one runs after, and whether it has succeeded since."""
 
     status: Status
     arrived: bool = Field(description="It has succeeded since its latest run was used.")
     arrived_run_id: UUID | None = None
     used_run_id: UUID | None = Field(None, description="Its run that was used last.")
-    message: str = Field(description="What is waited for, in words.")
+    message: str = Field(description="What the pipeline waits for, in words.")
     message_said: Said | None = None
 
 
 class Pipeline(Told):
-    """A pipeline: what its author wrote, and what the platform says about it."""
+    """A pipeline: its definition, and its state in the platform."""
 
     id: UUID
     name: str
@@ -198,23 +198,27 @@ class Pipeline(Told):
     schedule_interval: str | None
     run_after: list[RunAfter] = Field(default_factory=list, description="Pipelines whose successes start this one.")
     options: StoredObject
-    checks: StoredObjects = Field(default_factory=list, description="What has to hold before rows are published.")
+    checks: StoredObjects = Field(
+        default_factory=list, description=("Conditions that must hold before rows are published.")
+    )
     tasks: list[Task]
     labels: StoredTexts = Field(default_factory=dict)
     status: Status
     status_since: datetime
     version: int
-    managed_by: str | None = Field(None, description="Set when files own it: change it there, then apply.")
+    managed_by: str | None = Field(
+        None, description=("Set when files manage the pipeline: change the file, then apply it.")
+    )
     run_requested_at: datetime | None = None
     next_run_at: datetime | None = None
     last_error: str | None = None
     last_error_said: Said | None = None
     needs_attention: StoredTexts = Field(
-        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
+        default_factory=dict, description="Why the platform cannot handle a part of the row: schedule, claim, recovery."
     )
     needs_attention_said: dict[str, Said | None] = Field(default_factory=dict)
     waiting: str | None = Field(
-        None, description="Why no live runner takes it up: `waits for a runner with connector X`."
+        None, description="Why no live runner can run it: `waits for a runner with connector X`."
     )
     waiting_said: Said | None = None
     created_at: datetime
@@ -252,10 +256,10 @@ class PipelineOverview(Told):
     last_error: str | None
     last_error_said: Said | None = None
     waiting: str | None = Field(
-        None, description="Why no live runner takes it up: `waits for a runner with connector X`."
+        None, description="Why no live runner can run it: `waits for a runner with connector X`."
     )
     waiting_said: Said | None = None
-    is_held: bool = Field(description="A transaction of somebody else keeps the checkpoint from moving.")
+    is_held: bool = Field(description="Another open transaction keeps the checkpoint from advancing.")
     last_success_at: datetime | None
     dead_letters: int
     recent: list[RecentRun]
@@ -267,11 +271,11 @@ class Attention(Answer):
     kind: Literal["failed", "stale", "overdue", "differs", "dead_letters", "held", "blocked", "queued"]
     pipeline_id: UUID
     pipeline: str
-    since: datetime | None = Field(None, description="Since when it is so.")
+    since: datetime | None = Field(None, description="Start of this condition.")
     count: int | None = Field(None, description="Rows that differ, or dead letters.")
-    seconds: float | None = Field(None, description="Of `stale`: how old the mart's data are.")
-    limit_seconds: float | None = Field(None, description="Of `stale`: how old they may be.")
-    message: str | None = Field(None, description="The last error, or why the platform leaves it alone.")
+    seconds: float | None = Field(None, description="For `stale`: age of the mart's data.")
+    limit_seconds: float | None = Field(None, description="For `stale`: allowed age.")
+    message: str | None = Field(None, description="The last error, or why the platform cannot handle the pipeline.")
     message_said: Said | None = None
 
 
@@ -286,7 +290,7 @@ class ActivityRun(Answer):
 
 
 class Activity(Answer):
-    """What one pipeline did lately, oldest first."""
+    """Recent runs of one pipeline, oldest first."""
 
     pipeline_id: UUID
     pipeline: str
@@ -294,7 +298,7 @@ class Activity(Answer):
 
 
 class UpcomingRun(Answer):
-    """A run that the schedule will ask for."""
+    """A run that the schedule will request."""
 
     pipeline_id: UUID
     pipeline: str
@@ -311,17 +315,17 @@ class Workforce(Answer):
 
 
 class Home(Answer):
-    """What needs attention, what ran lately, what comes next, and which runners are alive."""
+    """Problems, recent runs, upcoming runs, and live runners."""
 
     at: datetime = Field(description="Now, by the metastore's clock.")
     hours: int
     pipelines: int
     statuses: dict[str, int] = Field(description="How many pipelines have each status.")
-    dead_letters: int = Field(description="Those that nobody has dealt with.")
+    dead_letters: int = Field(description="Dead letters that are not resolved.")
     attention: list[Attention] = Field(description="The worst first; at most a few of each kind.")
     attention_counts: dict[str, int] = Field(description="How many pipelines there are of each kind.")
     activity: list[Activity] = Field(description="Of the pipelines that ran last.")
-    activity_left_out: int = Field(description="How many other pipelines ran, as far as was looked.")
+    activity_left_out: int = Field(description="How many other pipelines ran, among the runs that were searched.")
     upcoming: list[UpcomingRun]
     runners: Workforce
 
@@ -338,12 +342,10 @@ class GraphNode(Answer):
     id: str
     kind: Literal["table", "index", "python", "pipeline"]
     name: str
-    connection: str | None = Field(None, description="The name that stands for the database of a table.")
+    connection: str | None = Field(None, description="Name of the connection of a table.")
     status: Status | None = Field(None, description="Of a pipeline.")
     enabled: bool = True
-    data_as_of: datetime | None = Field(
-        None, description="When the oldest run began that a pipeline's mart is built on."
-    )
+    data_as_of: datetime | None = Field(None, description="Start of the oldest run that a pipeline's mart is built on.")
 
 
 class GraphEdge(Answer):
@@ -352,19 +354,19 @@ class GraphEdge(Answer):
     source: str
     target: str
     kind: Literal["reads", "writes", "run_after"]
-    arrived: bool | None = Field(None, description="Of run_after: the upstream has succeeded anew.")
+    arrived: bool | None = Field(None, description="For run_after: the upstream pipeline has succeeded again.")
     only_if_changed: bool = False
 
 
 class Graph(Answer):
-    """What reads what, by what queries really read, and which pipeline runs after which."""
+    """Pipelines, the tables that they read and write, and which pipeline runs after which."""
 
     nodes: list[GraphNode]
     edges: list[GraphEdge]
 
 
 class Accepted(Told):
-    """A verb was carried out, or had been already."""
+    """The answer to an action."""
 
     pipeline_id: UUID
     pipeline: str
@@ -403,42 +405,42 @@ class Run(Told):
     next_step: str | None = Field(None, description="What to do about the error.")
     next_step_said: Said | None = None
     metrics: Annotated[StoredObject, BeforeValidator(_telling)] = Field(default_factory=dict)
-    reason: str | None = Field(None, description="Why there is this run, where the trigger alone does not say it.")
+    reason: str | None = Field(None, description="Why this run exists, if the trigger alone does not show it.")
     reason_said: Said | None = None
     backfill: StoredObject | None = Field(None, description="The range that was read again.")
-    labels: StoredTexts = Field(default_factory=dict, description="Of its pipeline, as they are now.")
+    labels: StoredTexts = Field(default_factory=dict, description="Current labels of the pipeline.")
     answers_request: datetime | None = Field(
-        None, description="`run_requested_at` of the request that it answers; none: it goes on with an earlier run."
+        None, description="`run_requested_at` of the request that the run answers; null if it continues an earlier run."
     )
 
 
 class RunAccepted(Accepted):
-    """A run was asked for. The one that answers starts after `run_requested_at`; `message` says what comes before."""
+    """A run was requested. The run that answers starts after `run_requested_at`; `message` says what runs before it."""
 
     run_requested_at: datetime
     asked: Literal["run", "backfill", "resume"] = "run"
-    run: Run | None = Field(None, description="The run at work, when there is one.")
+    run: Run | None = Field(None, description="The current run, if there is one.")
 
 
 class RunnerName(Answer):
-    """The runner that works on a pipeline."""
+    """The runner that runs a pipeline."""
 
     id: UUID
     host: str
     pid: int
     alive: bool
-    heartbeat_at: datetime | None = Field(None, description="When it was last heard of.")
+    heartbeat_at: datetime | None = Field(None, description="Time of its last heartbeat.")
 
 
 class RangeUnderWay(Answer):
-    """A range of the key that a process is loading, by the names that they have in the log."""
+    """A range of the key that a process is loading, with the names used in the log."""
 
     part: int
     range: str
 
 
 class RangesProgress(Answer):
-    """How far a load in ranges of the key has come. Ranges that turn out to be large are cut again."""
+    """Progress of a load in ranges of the key. Ranges that turn out to be large are split again."""
 
     done: int
     left: int
@@ -447,7 +449,7 @@ class RangesProgress(Answer):
 
 
 class Progress(Answer):
-    """How far the current run has come."""
+    """Progress of the current run."""
 
     rows_read: int
     rows_written: int
@@ -457,7 +459,7 @@ class Progress(Answer):
     rows_estimate: int | None = None
     percent: float | None = None
     eta_seconds: float | None = None
-    # Of a load that processes bring side by side (`options.parallel`).
+    # For a load in parallel (`options.parallel`).
     ranges: RangesProgress | None = None
 
 
@@ -484,21 +486,21 @@ class Lag(Answer):
     last_success_at: datetime | None
     seconds_since_success: float | None
     safe_upto: str | None = None
-    cursor_lag_seconds: float | None = Field(None, description="Age of the checkpoint, when the cursor is a time.")
+    cursor_lag_seconds: float | None = Field(None, description="Age of the checkpoint, if the cursor is a time.")
     data_as_of: datetime | None = Field(
-        None, description="When the oldest of the runs began that the target is built on: its own, or an upstream's."
+        None, description="Start of the oldest run that the target is built on: its own, or an upstream's."
     )
 
 
 class Following(Answer):
-    """Where a live pipeline stands: its target is the query's result at `as_of`."""
+    """Position of a live pipeline: its target is the query's result at `as_of`."""
 
     as_of: datetime
     lag_seconds: float
 
 
 class LastError(Told):
-    """The error that a person should look at."""
+    """The latest error of a pipeline."""
 
     code: str
     message: str
@@ -524,7 +526,7 @@ class RecentRuns(Answer):
 
 
 class PipelineStatus(Told):
-    """Everything an operator asks about one pipeline."""
+    """The status of one pipeline."""
 
     pipeline_id: UUID
     pipeline: str
@@ -535,31 +537,33 @@ class PipelineStatus(Told):
     run_requested_at: datetime | None
     next_run_at: datetime | None
     needs_attention: StoredTexts = Field(
-        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
+        default_factory=dict, description="Why the platform cannot handle a part of the row: schedule, claim, recovery."
     )
     needs_attention_said: dict[str, Said | None] = Field(default_factory=dict)
     waiting: str | None = Field(
-        None, description="Why no live runner takes it up: `waits for a runner with connector X`."
+        None, description="Why no live runner can run it: `waits for a runner with connector X`."
     )
     waiting_said: Said | None = None
     runner: RunnerName | None
     lease_until: datetime | None
-    lease_is_over: bool = Field(False, description="Its runner fell silent: the next one takes over and continues.")
-    run: Run | None = Field(None, description="The run at work, else the latest one.")
-    last_load: Run | None = Field(None, description="The same, without repairs and replays: they correct some rows.")
+    lease_is_over: bool = Field(
+        False, description=("Its runner stopped sending heartbeats: another one takes over and continues.")
+    )
+    run: Run | None = Field(None, description="The current run, else the latest one.")
+    last_load: Run | None = Field(None, description="The same, without repairs and replays, which correct single rows.")
     progress: Progress | None
-    following: Following | None = Field(None, description="Of a live pipeline that follows its source.")
+    following: Following | None = Field(None, description="Set for a live pipeline that follows its source.")
     checkpoint: Checkpoint | None
     lag: Lag
     waits_for: list[WaitsFor] = Field(default_factory=list, description="The pipelines that it runs after.")
-    hold: StoredObject | None = Field(None, description="Who holds the checkpoint back: pid, user, since.")
+    hold: StoredObject | None = Field(None, description="Transaction that holds the checkpoint back: pid, user, start.")
     guarantee: str | None = Field(None, description="exact, bounded-lag or reconciled, as the latest run found it.")
     last_error: LastError | None
     recent: RecentRuns
 
 
 class Alert(Told):
-    """What people were told about a pipeline, or would be if a receiver were configured."""
+    """A notification about a pipeline, also if no receiver is configured."""
 
     id: UUID
     kind: str = Field(description="failed, recovered, drift or warned.")
@@ -569,17 +573,17 @@ class Alert(Told):
     error_said: Said | None = None
     failing_since: datetime | None = None
     differences: int | None = None
-    checks: list[str] | None = Field(None, description="Of a warning: the checks that rows break which were published.")
-    delivered: list[str] = Field(description="The receivers that took it.")
+    checks: list[str] | None = Field(None, description="For a warning: the checks that published rows violate.")
+    delivered: list[str] = Field(description="The receivers that accepted it.")
     delivery_error: str | None = None
 
 
 class Receiver(Answer):
-    """Where messages go; its address is a secret of the operator's."""
+    """A receiver of notifications. Its address is a secret of the operator."""
 
     name: str
     is_set: bool = Field(description="Whether a runner has an address for it.")
-    setting: str = Field(description="Where the operator sets it, for every runner.")
+    setting: str = Field(description="The setting with its address, for every runner.")
 
 
 class PipelineAlert(Alert):
@@ -591,12 +595,14 @@ class PipelineAlert(Alert):
 class Notifications(Answer):
     """The receivers that are notified of failures, recoveries and drift, and the latest messages."""
 
-    receivers: list[Receiver] | None = Field(None, description="As a runner has them; null: no runner has said.")
+    receivers: list[Receiver] | None = Field(
+        None, description=("As a runner reported them; null if no runner has answered.")
+    )
     latest: list[PipelineAlert]
 
 
 class Reconciliation(Answer):
-    """One comparison of source and target, in short; `GET .../reconcile` has the latest whole."""
+    """A summary of one comparison of source and target; `GET .../reconcile` returns the latest in full."""
 
     id: UUID
     created_at: datetime
@@ -605,13 +611,13 @@ class Reconciliation(Answer):
     requested_by: str
     level: str
     repair: bool
-    differences: int | None = Field(None, description="Rows that were not as the source has them.")
-    remaining: int | None = Field(None, description="What is still different when all is done.")
+    differences: int | None = Field(None, description="Rows that differed from the source.")
+    remaining: int | None = Field(None, description="Rows that still differ after the repair.")
     error: str | None = None
 
 
 class Version(Told):
-    """A pipeline as it was defined once."""
+    """A version of a pipeline's definition."""
 
     pipeline_id: UUID
     version: int
@@ -650,7 +656,7 @@ class Request(Answer):
     pipeline_id: UUID | None
     status: str = Field(description="QUEUED, WORKING, DONE or FAILED.")
     result: TellingObject | None = Field(
-        None, description="Beside its sentences (`reasons`), in `reasons_said`, stands how they were made."
+        None, description="Code and parameters of its sentences (`reasons`) are in `reasons_said`."
     )
     error: TellingObject | None = None
     created_at: datetime
@@ -666,7 +672,9 @@ class PlanSummary(Answer):
 
     id: UUID
     pipeline: str
-    base_version: int | None = Field(description="The version that the plan was made beside; null: there was none.")
+    base_version: int | None = Field(
+        description=("The pipeline's version when the plan was created; null if there was none.")
+    )
     created_at: datetime
     created_by: str
     applied_at: datetime | None = None
@@ -679,12 +687,12 @@ class PlanSummary(Answer):
 
 
 class Plan(Answer):
-    """What a definition would change in its target, as a runner found out."""
+    """What a definition would change in its target, as found by a runner."""
 
     id: UUID
     pipeline: str
     base_version: int | None
-    fingerprint: str = Field(description="Of the definition that was looked at.")
+    fingerprint: str = Field(description="Fingerprint of the planned definition.")
     created_at: datetime
     created_by: str
     applied_at: datetime | None = None
@@ -694,7 +702,7 @@ class Plan(Answer):
 
 
 class ValidationReport(Told):
-    """What stands against running the pipeline as it is defined."""
+    """Errors that prevent the pipeline from running."""
 
     valid: bool
     errors: list[FieldProblem]
@@ -710,7 +718,7 @@ class Me(Answer):
     """The caller, as the audit names it."""
 
     name: str
-    role: str = Field(description="viewer, operator or admin: each may do what the ones before it may.")
+    role: str = Field(description="viewer, operator or admin. Each may do everything that the roles before it may.")
     auth: str = Field(description="`off` on a loopback address without tokens, else `token`.")
 
 
@@ -718,7 +726,7 @@ class Me(Answer):
 
 
 class Runner(Answer):
-    """A process that works on pipelines."""
+    """A process that runs pipelines."""
 
     id: UUID
     host: str
@@ -747,12 +755,12 @@ class Transform(Answer):
 class Connector(Answer):
     """A kind of source, of target, or of both: a package with an entry point `vitrina.connectors`."""
 
-    name: str = Field(description="Stands in `source_type` and `options.<name>`.")
+    name: str = Field(description="Used in `source_type` and `options.<name>`.")
     summary: str = ""
     package: str = ""
     version: str = ""
-    schemes: list[str] = Field(default_factory=list, description="Of the URLs of its connections.")
-    prefix: str | None = Field(None, description="Of its targets: `<prefix>:<name>`.")
+    schemes: list[str] = Field(default_factory=list, description="Schemes of the URLs of its connections.")
+    prefix: str | None = Field(None, description="Prefix of its targets: `<prefix>:<name>`.")
     source: bool = False
     target: bool = False
     options: dict[str, Any] | None = Field(None, description="JSON Schema of `options.<name>`.")
@@ -763,9 +771,11 @@ class Follower(Answer):
     """A live pipeline and how far it is behind its feed."""
 
     pipeline: str
-    tables: list[str] = Field(default_factory=list, description="Those of the source whose changes it needs.")
-    is_ready: bool = Field(description="All of its tables are in the log.")
-    backlog_changes: int | None = Field(None, description="Stored changes that it has not passed; null: none are kept.")
+    tables: list[str] = Field(default_factory=list, description="Tables of the source whose changes it needs.")
+    is_ready: bool = Field(description="Whether all of its tables are in the log.")
+    backlog_changes: int | None = Field(
+        None, description=("Stored changes that it has not processed; null if none are kept.")
+    )
     must_reload: str | None = Field(None, description="Why it is loaded again: changes that it needed are lost.")
     problem: str | None = Field(None, description="What it waits for, with the statements to run.")
 
@@ -778,16 +788,18 @@ class Feed(Answer):
     slot: str = Field(description="The replication slot at the source.")
     publication: str
     is_owned: bool = Field(description="Whether a runner reads it now.")
-    host: str | None = Field(None, description="Where that runner is.")
-    problem: str | None = Field(None, description="What keeps it from being read, with the statements to run.")
+    host: str | None = Field(None, description="Host of that runner.")
+    problem: str | None = Field(None, description="Why it cannot be read, with the statements to run.")
     problem_since: datetime | None = None
-    lag_seconds: float | None = Field(None, description="How long ago the source wrote what is read now.")
-    behind_bytes: int | None = Field(None, description="What the source has written since.")
-    retained_bytes: int | None = Field(None, description="What of its log the source keeps for the slot.")
-    keep_bytes: int | None = Field(None, description="What it may keep before it gives the slot up; null: no limit.")
-    wal_status: str | None = Field(None, description="Of the slot, as pg_replication_slots says it.")
-    stored_changes: int = Field(0, description="Changes that were stored since the feed was made.")
-    kept_changes: int = Field(0, description="Those of them that are still kept, because a pipeline needs them.")
+    lag_seconds: float | None = Field(None, description="Age of the changes that are being read, in seconds.")
+    behind_bytes: int | None = Field(None, description="Bytes that the source has written since.")
+    retained_bytes: int | None = Field(None, description="Bytes of its log that the source keeps for the slot.")
+    keep_bytes: int | None = Field(
+        None, description=("Bytes that it may keep before it drops the slot; null if unlimited.")
+    )
+    wal_status: str | None = Field(None, description="State of the slot, as pg_replication_slots shows it.")
+    stored_changes: int = Field(0, description="Changes stored since the feed was created.")
+    kept_changes: int = Field(0, description="Stored changes that are still kept, because a pipeline needs them.")
     segments: int = 0
     stored_commit_at: datetime | None = Field(None, description="When the last stored change was committed.")
     measured_at: datetime | None = None
@@ -795,13 +807,15 @@ class Feed(Answer):
 
 
 class Connection(Answer):
-    """A named place to read from or write to; where it is and how to log in is the operator's knowledge."""
+    """A named place to read from or write to. Its address and login are not shown."""
 
     name: str
     connector: str | None = Field(None, description="What opens it; null when no connector for it is installed here.")
     set_in: Literal["environment", "metastore"] = "environment"
-    pipelines: list[str] = Field(default_factory=list, description="Those that read from it or write to it.")
-    updated_at: datetime | None = Field(None, description="When it was last entered, if the metastore keeps it.")
+    pipelines: list[str] = Field(default_factory=list, description="Pipelines that read from it or write to it.")
+    updated_at: datetime | None = Field(
+        None, description=("When its URL was last set, if it is stored in the metastore.")
+    )
     updated_by: str | None = None
 
 
@@ -820,7 +834,7 @@ class Targets(Answer):
 
 
 class Event(Answer):
-    """Something that happened: a status move, progress, a runner's coming and going."""
+    """An event: a change of status, progress, the start or stop of a runner."""
 
     id: int
     at: datetime
@@ -829,7 +843,7 @@ class Event(Answer):
 
 
 class LogLine(Event):
-    """One line of a run's log: `topic` is the name of what happened, `payload` its details."""
+    """One line of a run's log: `topic` is the name of the event, `payload` its details."""
 
     level: str
 
@@ -848,7 +862,7 @@ class AuditEntry(Answer):
 
 
 class DeadLetter(Answer):
-    """A document that the target refused."""
+    """A row that the target, a step or a check rejected."""
 
     id: int
     pipeline_id: UUID
@@ -867,12 +881,12 @@ class DeadLetter(Answer):
 
 
 class DeadLetterGroup(Answer):
-    """Dead letters of one pipeline that were refused for one reason."""
+    """Dead letters of one pipeline that have the same reason."""
 
     pipeline: str
     pipeline_id: UUID
     reason: str = Field(description="The error without the values and numbers that it quotes.")
-    error: str = Field(description="Of the newest letter, whole.")
+    error: str = Field(description="Full error message of the newest dead letter.")
     letters: int
     first_at: datetime
     last_at: datetime
@@ -891,24 +905,24 @@ class Token(Answer):
 
 
 class NewToken(Token):
-    """Shown once: Vitrina keeps only a hash."""
+    """A new token with its secret, which is shown once: Vitrina stores only a hash."""
 
     token: str
 
 
 class Health(Answer):
-    """Whether the API can do its work."""
+    """Health of the API."""
 
     status: str
     version: str
     database: str
-    runners: int | None = Field(None, description="Runners that gave a sign of life lately.")
-    working: str | None = Field(None, description="`ok`, or that nobody runs anything.")
-    checks: dict[str, str] | None = Field(None, description="What was looked at, where `verbose` was asked for.")
+    runners: int | None = Field(None, description="Runners with a recent heartbeat.")
+    working: str | None = Field(None, description="`ok`, or why no pipeline runs.")
+    checks: dict[str, str] | None = Field(None, description="Result of each check, with `verbose`.")
 
 
 class VersionInfo(Answer):
-    """Which Vitrina this is."""
+    """Version of this installation."""
 
     version: str
     api: str
@@ -927,7 +941,7 @@ class ManifestChange(Answer):
 
 
 class ApplyReport(Answer):
-    """The outcome of an apply: all of it happened, or none."""
+    """The result of an apply, which changes all pipelines or none."""
 
     dry_run: bool
     items: list[ManifestChange]

@@ -1,4 +1,4 @@
-"""Sealing a connection's URL with a runner's public key: whoever seals it cannot open it again."""
+"""Seal a connection's URL with a runner's public key. The process that seals it cannot open it again."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ NONCE_BYTES = 12
 
 @dataclass(frozen=True)
 class Sealed:
-    """What the metastore keeps of a URL. `box`: the public half of a key made for it alone, a nonce, the ciphertext."""
+    """Hold a sealed URL as it is stored. `box`: the public half of an ephemeral key, a nonce, the ciphertext."""
 
     key_id: str
     box: bytes
@@ -18,7 +18,7 @@ class Sealed:
 
 def seal(public_key: bytes, name: str, url: str) -> Sealed:
     """Encrypt with AES-GCM under a key that only the owner of `public_key` can compute; bound to the name."""
-    # Imported here: most processes never seal anything.
+    # Imported here, because most processes never seal anything.
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -35,7 +35,7 @@ def key_id(public_key: bytes) -> str:
 
 
 def message_key(shared: bytes, own_public: bytes, public_key: bytes) -> bytes:
-    """Derive the key from what both sides compute alike (X25519), by HKDF, bound to the two public keys."""
+    """Derive the key from the shared secret (X25519) by HKDF, bound to the two public keys."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -43,5 +43,5 @@ def message_key(shared: bytes, own_public: bytes, public_key: bytes) -> bytes:
 
 
 def associated(name: str, identity: str) -> bytes:
-    """Name what a box belongs to: moved to another name, it does not open."""
+    """Build the associated data of a box. A box that was moved to another name does not open."""
     return f"vitrina connection {name} under {identity}".encode()

@@ -1,4 +1,4 @@
-"""What the operator configures: environment variables, `<VAR>_FILE` for mounted secrets, and a `.env` file."""
+"""Read the operator's settings from environment variables, `<VAR>_FILE` for mounted secrets, and a `.env` file."""
 
 import base64
 import binascii
@@ -32,24 +32,26 @@ _CONNECTION_VARIABLE = re.compile(
 
 
 class ConnectionLimits(BaseModel):
-    """What `VITRINA_CONN_<NAME>_<LIMIT>` says of one named connection; no connection's name ends like that."""
+    """Hold the limits of one named connection (`VITRINA_CONN_<NAME>_<LIMIT>`). No connection's name ends like that."""
 
     model_config = ConfigDict(frozen=True)
 
     # A run needs two at once where it reads, and two where it writes.
     max_connections: int | None = Field(None, ge=2)
-    # Postgres counts in whole milliseconds, and zero would be no limit.
+    # Postgres counts in whole milliseconds, and zero would mean no limit.
     statement_timeout_seconds: float | None = Field(None, ge=0.001, le=2_147_483, allow_inf_nan=False)
 
 
 class Settings(BaseModel):
-    """Every setting of every process. Names of variables are the field names in upper case after `VITRINA_`."""
+    """Hold the settings of all processes. Variables are named `VITRINA_` and the field name in upper case."""
 
     model_config = ConfigDict(extra="forbid")
 
     database_url: SecretStr | None = Field(None, description="Metastore (and default source and target) database.")
     admin_url: SecretStr | None = Field(None, description="Login that `vitrina migrate` uses; default: database_url.")
-    app_password: SecretStr | None = Field(None, description="Password that `migrate` gives to the role vitrina_app.")
+    app_password: SecretStr | None = Field(
+        None, description=("Password that `vitrina migrate` sets for the role vitrina_app.")
+    )
     reader_url: SecretStr | None = Field(None, description="Login under which users' SQL runs.")
     reader_password: SecretStr | None = Field(None, description="Password of the role vitrina_reader.")
 
@@ -58,23 +60,30 @@ class Settings(BaseModel):
     )
     allowed_source_schemas: str = Field("content,ugc", description="Schemas that users' SQL may read, comma-separated.")
     allowed_functions: str = Field(
-        "", description="Functions users' SQL may call beyond the built-in list: `public.f`, `public.st_*`."
+        "",
+        description=("Functions that users' SQL may call in addition to the built-in list: `public.f`, `public.st_*`."),
     )
     trusted_extensions: str = Field(
         "", description="Extensions whose functions, types and operators users' SQL may use, comma-separated."
     )
     allowed_relations: str = Field(
         "",
-        description="Relations elsewhere that views and partitions of source schemas may lead to: `raw.films, old.*`.",
+        description=(
+            "Relations in other schemas that views and partitions of source schemas may read: `raw.films, old.*`."
+        ),
     )
     transforms: str = Field("", description="Modules with registered Python steps, comma-separated.")
     step_env: str = Field(
-        "", description="Environment variables that Python steps are given, comma-separated; `TMDB_*` for several."
+        "", description="Environment variables that are passed to Python steps, comma-separated; `TMDB_*` for several."
     )
-    hash_key: SecretStr | None = Field(None, description="Key of the step hash_columns; the same key, the same hashes.")
+    hash_key: SecretStr | None = Field(
+        None, description=("Key of the step hash_columns. The same key produces the same hashes.")
+    )
     secret_key: SecretStr | None = Field(
         None,
-        description="Key that opens connections kept in the metastore; several, comma-separated: the first seals.",
+        description=(
+            "Key that opens connections stored in the metastore. Several are comma-separated; the first one seals."
+        ),
     )
 
     elasticsearch_url: SecretStr | None = Field(
@@ -82,33 +91,47 @@ class Settings(BaseModel):
         description="Search server(s), comma-separated.",
     )
     elasticsearch_api_key: SecretStr | None = Field(None, description="Sent as `Authorization: ApiKey`.")
-    elasticsearch_ca_file: Path | None = Field(None, description="Certificates that the search server's is signed by.")
+    elasticsearch_ca_file: Path | None = Field(
+        None, description=("File with the CA certificates that sign the search server's certificate.")
+    )
     elasticsearch_fingerprint: str | None = Field(None, description="SHA-256 of the search server's certificate.")
 
     auth: Literal["token", "off"] = Field("token", description="`off` is accepted on loopback addresses only.")
-    api_url: str = Field("http://127.0.0.1:8000", description="Where the command line finds the API.")
+    api_url: str = Field("http://127.0.0.1:8000", description="Address of the API for the command line.")
     token: SecretStr | None = Field(None, description="Bearer token that the command line sends.")
     trusted_proxies: str = Field(
-        "", description="Proxies whose X-Forwarded-For is believed: addresses or networks, comma-separated."
+        "", description="Proxies whose X-Forwarded-For is trusted: addresses or networks, comma-separated."
     )
     api_max_connections: int = Field(
-        500, ge=8, le=100_000, description="Connections to the API at a time, at most half of the open files allowed."
+        500,
+        ge=8,
+        le=100_000,
+        description=("Maximum number of connections to the API at a time, at most half of the open files allowed."),
     )
 
-    log_format: Literal["console", "json"] = Field("console", description="For people, or one JSON object a line.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="This and more serious.")
+    log_format: Literal["console", "json"] = Field(
+        "console", description=("Log format: `console` for people, or `json`, one object per line.")
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
 
-    concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner works on at a time.")
+    concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner runs at a time.")
     followers: int = Field(
-        64, ge=1, le=1000, description="Live pipelines that one runner follows at a time, beside VITRINA_CONCURRENCY."
+        64,
+        ge=1,
+        le=1000,
+        description=("Live pipelines that one runner follows at a time, in addition to VITRINA_CONCURRENCY."),
     )
     source_concurrency: int | None = Field(
-        None, ge=1, description="Runs of all runners that may read from one connection at a time."
+        None, ge=1, description="Maximum number of runs of all runners that read from one connection at a time."
     )
-    lease_ttl_seconds: float = Field(30.0, gt=0, description="How long a silent runner keeps its pipelines.")
-    poll_seconds: float = Field(1.0, gt=0, description="How often a runner looks for work when nothing wakes it.")
-    max_attempts: int = Field(3, ge=1, description="Tries of one run, and lost leases without progress, before FAILED.")
-    backoff_seconds: tuple[float, ...] = Field((1.0, 2.0, 4.0), description="Waits between tries.")
+    lease_ttl_seconds: float = Field(
+        30.0, gt=0, description=("How long a runner without heartbeats keeps its pipelines.")
+    )
+    poll_seconds: float = Field(1.0, gt=0, description="How often a runner looks for work without being notified.")
+    max_attempts: int = Field(
+        3, ge=1, description=("Attempts of one run, and lost leases without progress, before the pipeline is FAILED.")
+    )
+    backoff_seconds: tuple[float, ...] = Field((1.0, 2.0, 4.0), description="Waits between attempts, in seconds.")
     statement_timeout_seconds: float = Field(
         3600.0, gt=0, description="Longest single statement on a source or target."
     )
@@ -116,54 +139,61 @@ class Settings(BaseModel):
         128,
         ge=4,
         le=16_384,
-        description="work_mem of a merge; building the indexes of an empty mart may use twice that.",
+        description="work_mem of a merge. Building the indexes of an empty mart may use twice as much.",
     )
     max_value_mb: int = Field(
         256,
         ge=1,
         le=1024,
-        description="Largest value that a runner carries; it takes 3 times that in memory, up to 5 behind steps.",
+        description=(
+            "Largest value that a runner handles. It takes up to 3 times as much memory, or 5 times with steps."
+        ),
     )
     connect_timeout_seconds: int = Field(10, ge=1, description="Longest wait for a connection.")
     keep_sessions_seconds: float = Field(
-        60.0, ge=0, description="How long a runner keeps a PostgreSQL session that no run uses; 0: not at all."
+        60.0, ge=0, description="How long a runner keeps an idle PostgreSQL session for the next run; 0: not at all."
     )
     feed_url: SecretStr | None = Field(
         None, description="Login that follows the log of the default database, for live pipelines: needs REPLICATION."
     )
     feed_unlimited_wal: bool = Field(
-        False, description="Follow sources whose max_slot_wal_keep_size is -1, so that their disks may fill."
+        False, description="Follow sources whose max_slot_wal_keep_size is -1, although their disks may fill up."
     )
     max_change_backlog: int = Field(
-        5_000_000, ge=1_000, description="Stored changes that a live pipeline may be behind before it is loaded again."
+        5_000_000,
+        ge=1_000,
+        description=("Number of stored changes that a live pipeline may lag behind before it is loaded again."),
     )
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1, description="How long `GET /events` can replay.")
-    logs_retention_days: int = Field(
-        14, ge=1, description="How long the lines of runs and sent notifications are kept."
-    )
+    logs_retention_days: int = Field(14, ge=1, description="How long logs of runs and sent notifications are kept.")
     metrics_port: int | None = Field(None, ge=0, le=65_535, description="Port of a runner's /metrics, /livez, /readyz.")
     metrics_host: str = Field("127.0.0.1", description="Address on which a runner serves them.")
 
-    webhook_url: SecretStr | None = Field(None, description="Told when a pipeline fails, recovers or drifts.")
-    webhook_secret: SecretStr | None = Field(None, description="Key that signs what the webhook is sent.")
+    webhook_url: SecretStr | None = Field(
+        None, description=("Webhook that is notified when a pipeline fails, recovers or drifts.")
+    )
+    webhook_secret: SecretStr | None = Field(None, description="Key that signs messages to the webhook.")
     slack_webhook_url: SecretStr | None = Field(None, description="Incoming webhook of a Slack-compatible chat.")
 
-    lineage_url: SecretStr | None = Field(None, description="Told of every run, as OpenLineage events.")
-    lineage_api_key: SecretStr | None = Field(None, description="Bearer token that it is sent.")
-    lineage_file: Path | None = Field(None, description="File to which the same events are added, one a line.")
-    lineage_namespace: str = Field("vitrina", min_length=1, description="Namespace of our jobs there.")
+    lineage_url: SecretStr | None = Field(None, description="Address that receives an OpenLineage event for every run.")
+    lineage_api_key: SecretStr | None = Field(None, description="Bearer token for OpenLineage events.")
+    lineage_file: Path | None = Field(None, description="File to which OpenLineage events are appended, one per line.")
+    lineage_namespace: str = Field("vitrina", min_length=1, description="Namespace of the jobs in OpenLineage events.")
 
     # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
     connections: dict[str, SecretStr] = Field(default_factory=dict)
     connection_limits: dict[str, ConnectionLimits] = Field(
-        default_factory=dict, description="Their own limits, by name: `VITRINA_CONN_<NAME>_<LIMIT>`."
+        default_factory=dict, description="Limits of named connections: `VITRINA_CONN_<NAME>_<LIMIT>`."
     )
     feeds: dict[str, SecretStr] = Field(
         default_factory=dict, description="Logins that follow the logs of named databases: `VITRINA_CONN_<NAME>_FEED`."
     )
     shut_connections: dict[str, str] = Field(
-        default_factory=dict, description="Kept in the metastore, but not to be opened here: why. Filled by a runner."
+        default_factory=dict,
+        description=(
+            "Connections stored in the metastore that cannot be opened here, with the reason. Filled by a runner."
+        ),
     )
 
     @field_validator("database_url", "admin_url", "reader_url", "feed_url")
@@ -198,7 +228,8 @@ class Settings(BaseModel):
         for number, part in enumerate(_listed(value.get_secret_value()) if value else [], 1):
             if len(_decoded(part)) != SECRET_KEY_BYTES:
                 raise ValueError(
-                    f"key {number} is not {SECRET_KEY_BYTES} bytes in base64: make one with `openssl rand -base64 32`"
+                    f"key {number} is not {SECRET_KEY_BYTES} bytes in base64: generate one with"
+                    " `openssl rand -base64 32`"
                 )
         return value
 
@@ -264,11 +295,11 @@ class Settings(BaseModel):
 
     @staticmethod
     def is_never_reached(schema: str) -> bool:
-        """Tell whether no setting opens the schema: the server's catalogs, and what Vitrina itself keeps."""
+        """Return whether no setting can open the schema: the server's catalogs and Vitrina's own schemas."""
         return schema.startswith("pg_") or schema in ("information_schema", "etl", "etl_stage", "")
 
     def may_be_reached(self, schema: str, name: str) -> bool:
-        """Tell whether a query may read it, directly or by way of views, partitions and SQL functions."""
+        """Return whether a query may read it, directly or through views, partitions and SQL functions."""
         if schema in self.source_schemas:
             return True
         patterns = _listed(self.allowed_relations)
@@ -308,11 +339,11 @@ class Settings(BaseModel):
 
     @property
     def feed_connections(self) -> list[str]:
-        """Names of the connections whose logs this process can follow."""
+        """Return the names of the connections whose logs this process can follow."""
         return [*([DEFAULT_CONNECTION] if self.feed_url else []), *sorted(self.feeds)]
 
     def connector_of(self, name: str | None) -> str | None:
-        """Return the name of the connector that opens a connection. None: it is kept and cannot be opened here."""
+        """Return the name of the connector that opens a connection. None: a stored one that cannot be opened here."""
         if name is None or name.lower() == DEFAULT_CONNECTION:
             return registry.POSTGRES
         if name.lower() in self.shut_connections and name.lower() not in self.connections:
@@ -323,7 +354,7 @@ class Settings(BaseModel):
     def target_url(self, connector: str, name: str | None) -> str | None:
         """Return where targets of a connector are: a named connection, else the connector's own default.
 
-        ELASTICSEARCH_URL is the short name of the search connector's.
+        ELASTICSEARCH_URL is the default of the search connector.
         """
         if name is None and connector == registry.SEARCH:
             return self.elasticsearch_url.get_secret_value() if self.elasticsearch_url else None
@@ -332,7 +363,7 @@ class Settings(BaseModel):
         return self.connection_url(name)
 
     def statement_timeout_on(self, connection: str | None) -> float:
-        """Return the longest single statement there, in seconds, for pipelines that do not say otherwise."""
+        """Return the statement timeout of a connection in seconds, for pipelines without their own."""
         limits = self.connection_limits.get((connection or DEFAULT_CONNECTION).lower(), ConnectionLimits())
         return limits.statement_timeout_seconds or self.statement_timeout_seconds
 
@@ -343,13 +374,13 @@ class Settings(BaseModel):
 
 
 def connection_problem(url: str) -> str | None:
-    """Say why the URL of a connection is refused, in the words of the connector that opens it.
+    """Return why the URL of a connection is refused, in the words of the connector that opens it.
 
     A URL that no connector opens is no problem of the settings; it becomes one when something uses it.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme.lower() in ("postgresql", "postgres"):
-        return dsn.problem(url)  # without asking who is installed: most installations have no other
+        return dsn.problem(url)  # without looking up installed connectors: most installations have no other
     found = registry.of_url(url)
     return found.url_problem(url) if found and found.url_problem else None
 

@@ -1,4 +1,4 @@
-"""The life of a pipeline and of a run: every status, and every move between two of them."""
+"""Define every status of pipelines and runs, and every transition between two of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Actor(StrEnum):
 
 @dataclass(frozen=True)
 class Move:
-    """One arrow of the status machine; `name` is the function in `store` that performs it."""
+    """Represent one transition of the status machine; `name` is the function in `store` that performs it."""
 
     name: str
     source: Status
@@ -55,11 +55,11 @@ def _moves(name: str, sources: tuple[Status, ...], target: Status, actor: Actor,
 
 _S = Status
 
-# The whole machine. Each move is one guarded UPDATE with the old status in its WHERE.
+# The whole status machine. Each move is one guarded UPDATE with the old status in its WHERE.
 MOVES: tuple[Move, ...] = (
-    *_moves("request_run", (_S.IDLE, _S.PAUSED, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a run"),
-    *_moves("request_backfill", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a backfill"),
-    *_moves("resume", (_S.PAUSED,), _S.RUN_REQUESTED, Actor.API, "a person asked to go on"),
+    *_moves("request_run", (_S.IDLE, _S.PAUSED, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person requested a run"),
+    *_moves("request_backfill", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person requested a backfill"),
+    *_moves("resume", (_S.PAUSED,), _S.RUN_REQUESTED, Actor.API, "a person requested a resume"),
     *_moves("fire_schedule", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.SCHEDULER, "the schedule is due"),
     *_moves(
         "request_ready",
@@ -84,21 +84,21 @@ MOVES: tuple[Move, ...] = (
         (_S.IDLE, _S.RUN_REQUESTED, _S.RUNNING),
         _S.PAUSE_REQUESTED,
         Actor.API,
-        "a person asked for a pause",
+        "a person requested a pause",
     ),
     *_moves("conclude_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "end of data"),
-    *_moves("conclude_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a run was asked for while this one worked"),
+    *_moves("conclude_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a run was requested during this one"),
     *_moves(
         "conclude_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "batch boundary or end of data, then pause"
     ),
-    *_moves("begin_again", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a live pipeline begins its next run"),
+    *_moves("begin_again", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a live pipeline starts its next run"),
     *_moves("begin_again", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a live pipeline was disabled"),
-    *_moves("begin_again", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "a live pipeline was to pause"),
+    *_moves("begin_again", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "a live pipeline is pausing"),
     *_moves("fail_run", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.FAILED, Actor.RUNNER, "error after retries"),
-    *_moves("fail_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a backfill failed; the schedule goes on"),
-    *_moves("fail_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the same; a run was asked for as well"),
-    *_moves("fail_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "a backfill failed that was to pause"),
-    *_moves("pause_unclaimed", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "nobody was working on it"),
+    *_moves("fail_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a backfill failed; the schedule continues"),
+    *_moves("fail_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the same; a run was requested as well"),
+    *_moves("fail_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "a backfill failed while pausing"),
+    *_moves("pause_unclaimed", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "no runner was running it"),
     *_moves("give_back", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner is shutting down"),
     *_moves(
         "give_back", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "shutting down, disabled or pausing"
@@ -111,25 +111,25 @@ MOVES: tuple[Move, ...] = (
     *_moves("recover_expired", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "the lease expired, paused"),
     *_moves("recover_expired", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "the lease of a repair or a backfill expired"),
     *_moves("recover_expired", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
-    *_moves("disable", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "disabled before anybody took it"),
-    *_moves("cancel", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "the request was taken back"),
+    *_moves("disable", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "disabled before a runner took it"),
+    *_moves("cancel", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "the request was withdrawn"),
     *_moves("cancel_run", (_S.RUNNING,), _S.IDLE, Actor.API, "a person ended the run"),
-    *_moves("cancel_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.API, "a person ended the run that was to pause"),
+    *_moves("cancel_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.API, "a person ended the run while it was pausing"),
 )
 
 
 def is_followed(row: Mapping[str, Any]) -> bool:
-    """Tell whether a live pipeline has a follower, or waits for one: it lets go between two batches."""
+    """Return whether a live pipeline is being followed or waits for that; its run can stop between two batches."""
     return row["mode"] == "live" and row["status"] in (Status.RUNNING, Status.RUN_REQUESTED)
 
 
 def may_be_repaired(row: Mapping[str, Any]) -> bool:
-    """Tell whether the lease of a pipeline can be had to correct single rows of its target."""
+    """Return whether the lease of a pipeline can be taken to correct single rows of its target."""
     return can_move("claim_idle", row["status"]) or is_followed(row)
 
 
 def can_move(name: str, source: Status) -> bool:
-    """Tell whether the move called `name` may start from `source`."""
+    """Return whether the move called `name` may start from `source`."""
     return any(move.name == name and move.source == source for move in MOVES)
 
 
@@ -138,5 +138,5 @@ def sources_of(name: str) -> list[Status]:
     return [status for status in Status if can_move(name, status)]
 
 
-# A worker holds these: target, mode, cursor and query may not change under it.
+# A runner holds these: target, mode, cursor and query may not change during its run.
 ACTIVE = (Status.RUNNING, Status.PAUSE_REQUESTED)

@@ -1,6 +1,6 @@
-"""What holds for every Python step, before any is known: its name, and what becomes of rows that it fails on.
+"""Define rules of all Python steps: valid names, and how rows are handled on which a step fails.
 
-Known to the processes that run steps, which load as little as they can.
+The processes that run steps import this module, so it imports little.
 """
 
 import re
@@ -13,7 +13,7 @@ STEP_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 @dataclass(frozen=True)
 class StepRule:
-    """As `ErrorRule` of a definition has read it, from among the step's own params."""
+    """Hold the error rule of a step, as `ErrorRule` parsed it from the step's params."""
 
     on_error: Literal["fail", "dead_letter"] = "fail"
     max_dead_letters: int = 1000

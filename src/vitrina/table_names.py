@@ -1,14 +1,14 @@
-"""How a definition names tables and columns of Postgres, and how SQL writes them."""
+"""Parse and quote the names of tables and columns of Postgres."""
 
 import re
 
-# A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
+# As in a query, a name with capitals or blanks needs quotes.
 _PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"
 _TABLE = re.compile(rf"{_PART}\.{_PART}")
 
 
 def is_table(name: str) -> bool:
-    """Tell whether it is `schema.table`."""
+    """Return whether the text is `schema.table`."""
     return _TABLE.fullmatch(name) is not None
 
 
@@ -19,5 +19,5 @@ def quoted_table(name: str) -> str:
 
 
 def quoted_column(name: str) -> str:
-    """Quote a column that is named as it is, without quotes of its own."""
+    """Quote the name of a column, which is given without quotes."""
     return '"' + name.replace('"', '""') + '"'

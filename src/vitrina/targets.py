@@ -1,4 +1,4 @@
-"""Where a pipeline may write: parsing a target's name and judging it against the operator's allow-list."""
+"""Parse names of targets and check them against the operator's allow-list."""
 
 import re
 from collections.abc import Iterable
@@ -10,16 +10,16 @@ from vitrina.sentences import say
 
 ES_TARGET_PREFIX = "es:"
 
-# Lower-case identifiers only: the name reads the same in SQL with and without quotes, so nobody is surprised.
+# Lower-case identifiers only, which mean the same in SQL with and without quotes.
 _TABLE = re.compile(r"(?P<schema>[a-z_][a-z0-9_]{0,62})\.(?P<table>[a-z_][a-z0-9_]{0,62})")
 
-# Never a mart, whatever the operator's patterns say.
+# Never a mart, whatever patterns the operator sets.
 _RESERVED_SCHEMAS = frozenset({"etl", "etl_stage", "pg_catalog", "information_schema", "pg_toast"})
 
 
 @dataclass(frozen=True)
 class PostgresTarget:
-    """A table in a Postgres database."""
+    """Represent a table in a Postgres database."""
 
     schema: str
     table: str
@@ -38,7 +38,7 @@ class PostgresTarget:
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """An index in Elasticsearch or OpenSearch."""
+    """Represent an index in Elasticsearch or OpenSearch."""
 
     index: str
 
@@ -57,7 +57,7 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class ConnectorTarget:
-    """What an installed connector writes: `<prefix>:<name>`, the name in the connector's own words."""
+    """Represent a target of an installed connector: `<prefix>:<name>`. The connector interprets the name."""
 
     connector: str
     prefix: str
@@ -72,7 +72,7 @@ Target = PostgresTarget | SearchTarget | ConnectorTarget
 
 @dataclass(frozen=True)
 class TargetPolicy:
-    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:films-*`, `parquet:marts/*`."""
+    """Hold the operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:films-*`, `parquet:marts/*`."""
 
     patterns: tuple[str, ...]
 
@@ -117,7 +117,7 @@ def _parse(target: str) -> Target | None:
 
 
 def _malformed(target: str) -> str:
-    """Say what to write instead; a prefix that no connector has is the likeliest mistake."""
+    """Return what to write instead; the most likely mistake is a prefix that no connector has."""
     prefix, colon, _ = target.partition(":")
     known = sorted(found.prefix for found in registry.installed().connectors.values() if found.prefix)
     if colon and prefix not in known:

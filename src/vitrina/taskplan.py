@@ -1,4 +1,4 @@
-"""The task-plan contract v1: what a plan must be before anything is opened. Asked by the API and by the runner."""
+"""Check task plans against contract v1 before anything is opened. The API and the runner both use it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from vitrina.targets import TargetPolicy, parse_target
 
 
 def check(definition: Definition, policy: TargetPolicy | None) -> None:
-    """Raise `Invalid` with every violation. Of a pipeline without tasks, only the target is checked.
+    """Raise `Invalid` with every violation. For a pipeline without tasks, only the target is checked.
 
     Without a policy the target is not checked either: a caller that only reads may not have chosen one yet.
     """
@@ -23,7 +23,7 @@ def check(definition: Definition, policy: TargetPolicy | None) -> None:
 
 
 def violations(tasks: Sequence[Task], *, after_source: bool = False) -> list[FieldError]:
-    """List what is wrong with the steps themselves, in the order in which people read them."""
+    """List the errors of the steps themselves, in the order of the plan."""
     kinds = _kinds(tasks, after_source=after_source)
     return [*_order(tasks), *_contents(tasks), *kinds, *_names(tasks), *_overrides(tasks)]
 
@@ -113,7 +113,7 @@ def _overrides(tasks: Sequence[Task]) -> list[FieldError]:
 
 
 def target_violations(definition: Definition, policy: TargetPolicy) -> list[FieldError]:
-    """Check all targets. The pipeline's own counts even if the last step overrides it: the override may be removed."""
+    """Check all targets, also the pipeline's own if the last step overrides it: the override may be removed later."""
     found = []
     for path, target in _targets(definition):
         try:
@@ -133,5 +133,5 @@ def _targets(definition: Definition) -> list[tuple[str, str]]:
 
 
 def _ordered(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-    """Sort steps as they run, each with its position in what the author sent."""
+    """Sort steps in the order of execution, each with its position in the author's list."""
     return sorted(enumerate(tasks), key=lambda numbered: numbered[1].order_index)

@@ -1,4 +1,4 @@
-"""Opening what `sealing` sealed. Only runners, and commands run where a runner's key is, import this."""
+"""Open what `sealing` sealed. Only runners, and commands that have a runner's key, import this."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from vitrina.sealing import NONCE_BYTES, PUBLIC_KEY_BYTES, Sealed
 
 
 class Keyring:
-    """The secret keys of VITRINA_SECRET_KEY: the first seals, all of them open."""
+    """Hold the secret keys of VITRINA_SECRET_KEY. The first one seals, and all of them open."""
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -18,7 +18,7 @@ class Keyring:
         self._keys = {sealing.key_id(public): key for public, key in zip(self.public_keys, keys, strict=True)}
 
     def open(self, name: str, sealed: Sealed) -> str:
-        """Return the URL. The message of a `ConfigError` says what is wrong, never what was inside."""
+        """Return the URL. Raise `ConfigError` with the reason, which never contains the URL."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -35,7 +35,7 @@ class Keyring:
             shared = key.exchange(X25519PublicKey.from_public_bytes(theirs))
             secret = sealing.message_key(shared, theirs, key.public_key().public_bytes_raw())
             return AESGCM(secret).decrypt(nonce, text, sealing.associated(name, sealed.key_id)).decode()
-        except (InvalidTag, ValueError):  # ValueError: too short to be a box, or no text
+        except (InvalidTag, ValueError):  # ValueError: too short to be a box, or not text
             raise ConfigError(
                 f"connection {name!r} cannot be opened: what the metastore keeps of it was changed, or belongs to"
                 f" another name; enter it again with `vitrina connections add {name} --replace`"

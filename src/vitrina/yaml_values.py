@@ -1,4 +1,4 @@
-"""YAML as version 1.2 has it: a date is a text, `010` is ten, and what JSON cannot say is refused with its place."""
+"""Read YAML 1.2: a date is a text, `010` is ten, and values that JSON cannot represent are refused by position."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 
 _TAG = "tag:yaml.org,2002:"
 _ALLOWED = {_TAG + name for name in ("map", "seq", "str", "int", "float", "bool", "null")}
-# The core schema of YAML 1.2, each with the characters that it may begin with.
+# The core schema of YAML 1.2: each type with the characters that it may begin with.
 _SCALARS = (
     ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
@@ -27,13 +27,13 @@ _MAX_DIGITS = 300
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Compose nodes; a plain scalar is what YAML 1.2 says it is."""
+    """Compose nodes, with the plain scalars of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - as the base class has it
 
 
 class Constructor(SafeConstructor):
-    """Values of JSON and nothing else."""
+    """Construct values of JSON only."""
 
 
 def resolvers() -> Iterator[tuple[str, re.Pattern[str], list[str]]]:
@@ -46,7 +46,7 @@ for _tag, _pattern, _first in resolvers():
 
 
 def construct(node: yaml.Node) -> Any:
-    """Build the value of a composed document. Raise `ConstructorError` with its mark for one that we do not accept."""
+    """Build the value of a composed document. Raise `ConstructorError` with the mark of a value that is refused."""
     _refuse_foreign(node)
     return Constructor().construct_document(node)
 
@@ -91,7 +91,7 @@ def _float(_: SafeConstructor, node: yaml.ScalarNode) -> float:
     except ValueError:
         value = float("nan")  # .inf and .nan, in YAML's spelling
     if not math.isfinite(value):
-        raise _refused(node, f"{text!r:.80} is no number that JSON can say: put it in quotes")
+        raise _refused(node, f"{text!r:.80} is not a number in JSON: put it in quotes")
     return value
 
 

@@ -60,7 +60,7 @@ def test_nothing_repeats_a_secret(
     stored = everything_stored(database)
     logged = "".join((tmp_path / name).read_text() for name in ("api.log", "runner.log"))
 
-    assert "cannot connect to the connection 'refused'" in seen_by_authors
+    assert "cannot open the connection 'refused'" in seen_by_authors
     assert "no search server answers" in seen_by_authors
     assert "connection.failed" in logged
     own = urlsplit(database.require_database_url()).password

@@ -79,7 +79,7 @@ def test_an_updated_at_that_nothing_moves(workbench: Workbench) -> None:
     workbench.sql(UPDATES)
     workbench.sql("DELETE FROM etl.etl_pipelines")
     [said] = warnings(workbench)
-    assert "3 row(s) were changed" in said
+    assert "3 row(s) were updated" in said
     workbench.sql(TRIGGER)
     workbench.sql("DELETE FROM etl.etl_pipelines")
     assert warnings(workbench) == []
@@ -112,7 +112,7 @@ def test_a_clock_that_is_not_the_databases_is_noticed(workbench: Workbench) -> N
 
     said = workbench.run("films")["metrics"]["plan"]["warnings"]
 
-    assert any("1 row(s) were inserted or changed there since the last pass" in text for text in said), said
+    assert any("1 row(s) were inserted or updated there since the last pass" in text for text in said), said
 
 
 def test_stamps_from_the_future_are_not_of_the_databases_clock(workbench: Workbench) -> None:

@@ -83,7 +83,7 @@ def test_errors_carry_the_server_s_words_and_fields(client: Client) -> None:
         client.create_pipeline(DEFINITION | {"batch_size": 0})
     assert [(field.path, field.code) for field in caught.value.fields] == [("batch_size", "invalid")]
     client.create_pipeline(DEFINITION)
-    with pytest.raises(errors.Conflict, match="exists already"):
+    with pytest.raises(errors.Conflict, match="already exists"):
         client.create_pipeline(DEFINITION)
 
 
@@ -92,7 +92,7 @@ def test_no_server_says_how_to_start_one() -> None:
         nobody.list_pipelines()
     assert str(caught.value) == (
         "no Vitrina API answers at http://127.0.0.1:1: start one with `vitrina dev` (everything in one)"
-        " or `vitrina api`, or set VITRINA_API_URL to where it is"
+        " or `vitrina api`, or set VITRINA_API_URL to its address"
     )
 
 

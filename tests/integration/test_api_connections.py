@@ -85,7 +85,7 @@ def test_a_name_is_taken_once_and_its_url_can_be_replaced(keyed: httpx.Client, a
 
 
 @pytest.mark.parametrize(
-    ("secrets", "said"), [(None, "no runner is alive"), ((), "no runner that is alive has VITRINA_SECRET_KEY")]
+    ("secrets", "said"), [(None, "no runner is alive"), ((), "no live runner has VITRINA_SECRET_KEY")]
 )
 def test_without_a_runner_s_key_the_refusal_says_how_to_make_one(
     api: httpx.Client, api_metastore: Connection, secrets: tuple[bytes, ...] | None, said: str
@@ -265,11 +265,11 @@ def test_added_used_tried_replaced_and_rotated_without_a_restart(
     keys = environment_of(settings) | {"VITRINA_SECRET_KEY": key_text(old)}
     assert "give it that key too" in command(tmp_path, keys, "connections", "rotate")
     kept = workbench.sql("SELECT key_id FROM etl.etl_connections")
-    assert "0 of 1 connections sealed anew" in command(
+    assert "0 of 1 connections sealed again" in command(
         tmp_path, keys | {"VITRINA_SECRET_KEY": key_text(new, old)}, "connections", "rotate"
     )
     newest = os.urandom(32)
-    assert "1 of 1 connections sealed anew" in command(
+    assert "1 of 1 connections sealed again" in command(
         tmp_path, keys | {"VITRINA_SECRET_KEY": key_text(newest, new)}, "connections", "rotate"
     )
     assert workbench.sql("SELECT key_id FROM etl.etl_connections") != kept
@@ -335,7 +335,7 @@ def test_the_command_line_keeps_lists_tries_and_forgets(workbench: Workbench, sh
     assert "VITRINA_SECRET_KEY" in command(tmp_path, without, "doctor")
     made = command(tmp_path, with_key, "new", "--from", "shop.content.orders", "-f", "-")
     assert "source_connection: shop" in made
-    assert "is forgotten" in command(tmp_path, with_key, "connections", "remove", "shop")
+    assert "is deleted" in command(tmp_path, with_key, "connections", "remove", "shop")
     assert "no connection 'shop'" in command(tmp_path, with_key, "connections", "remove", "shop")
 
 
@@ -354,4 +354,4 @@ def test_a_connection_of_any_kind_is_kept(keyed: httpx.Client, api_metastore: Co
     mart = {"name": "films", "source_query": "SELECT id FROM content.film_work", "target_table": "analytics.films"}
     wrong = keyed.post("/api/v1/pipelines", json=mart | {"options": {"target_connection": "logs"}})
     assert wrong.status_code == 422
-    assert "connection 'logs' is one of the connector search" in wrong.json()["detail"]
+    assert "connection 'logs' belongs to connector search" in wrong.json()["detail"]

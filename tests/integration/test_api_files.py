@@ -131,7 +131,7 @@ def test_applying_takes_over_a_pipeline_made_by_hand(api: httpx.Client, client: 
 def test_what_a_run_depends_on_is_locked_for_files_too(client: Client, api_metastore: Connection) -> None:
     client.apply(FILMS)
     api_metastore.execute("UPDATE etl.etl_pipelines SET status = %s", [Status.RUNNING])
-    with pytest.raises(Conflict, match="source_query cannot change under a run"):
+    with pytest.raises(Conflict, match="source_query cannot change during a run"):
         client.apply(FILMS.replace("SELECT id, title", "SELECT id"))
     assert actions(client.apply(FILMS.replace("100", "200"))) == [("films", "update")]
     with pytest.raises(Conflict, match="cannot be deleted now"):
@@ -174,7 +174,7 @@ def test_json_is_yaml_too(client: Client) -> None:
         ("kind: Pipeline\n", "", "f.yaml:2:1: kind must be Pipeline"),
         ("spec:", "specs:", "f.yaml:9:3: specs is not a part of a document"),
         ("  - id", "  - [id]", "f.yaml:15:5: target_key.0 must be a valid string"),
-        ("team: catalogue", "team: 5", "f.yaml:7:11: label team must be a text of up to 200 characters"),
+        ("team: catalogue", "team: 5", "f.yaml:7:11: label team must be a string of up to 200 characters"),
         ("  batch_size: 100\n", "  batch_size: 100\n  batch_size: 9\n", "f.yaml:17:3: batch_size is given twice"),
         ("batch_size: 100", "batch_size: [1", "f.yaml:17:10: "),
         ("batch_size: 100", "batch_size: *other", "f.yaml:16:15: aliases (*other) are not supported"),

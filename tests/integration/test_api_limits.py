@@ -42,7 +42,7 @@ def test_a_deep_value_is_refused_and_leaves_nothing_behind(api: httpx.Client, de
     body = f'{{"name": "films", "source_query": "SELECT 1 AS id", "target_table": "analytics.films", {part}}}'
     answer = api.post(PIPELINES, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
-    assert "nested deeper than" in problem(answer)["detail"]
+    assert "nested more than" in problem(answer)["detail"]
     assert api.get(PIPELINES).json()["items"] == []
     assert api.get("/api/v1/audit").json()["items"] == []
 
@@ -189,7 +189,7 @@ def test_streams_of_events_leave_half_of_the_places_to_others(api_settings: Sett
         until(lambda: _is_full(client))
         refused = problem(client.get("/api/v1/events"))
         assert refused["code"] == "too_many_requests"
-        assert "4 streams of events are open" in refused["detail"]
+        assert "4 event streams are open" in refused["detail"]
         assert client.get("/api/v1/pipelines").status_code == 200
 
 

@@ -102,7 +102,7 @@ def test_a_stale_etag_is_refused_and_a_fresh_one_accepted(api: httpx.Client) -> 
     stale = api.patch(f"{PIPELINES}/films", json={"batch_size": 1}, headers={"If-Match": '"7"'})
     assert stale.status_code == 412
     assert problem(stale)["detail"] == (
-        "pipeline films is at version 1, not 7: somebody changed it; read it again, then repeat your change"
+        "pipeline films was changed and is now at version 1, not 7; read it again, then repeat your change"
     )
     assert api.patch(f"{PIPELINES}/films", json={"batch_size": 1}, headers={"If-Match": '"1"'}).status_code == 200
     assert api.delete(f"{PIPELINES}/films", headers={"If-Match": '"1"'}).status_code == 412
@@ -155,7 +155,7 @@ def test_unknown_pipeline(api: httpx.Client) -> None:
     found = problem(api.get(f"{PIPELINES}/nobody"))
     assert found["code"] == "not_found"
     assert found["detail"] == (
-        "there is no pipeline 'nobody'; `vitrina pipelines` or GET /pipelines lists the ones there are"
+        "there is no pipeline 'nobody'; `vitrina pipelines` or GET /pipelines lists all pipelines"
     )
     create(api, name="film_cards")
     found = problem(api.get(f"{PIPELINES}/film_card"))
@@ -171,7 +171,7 @@ def test_duplicate_name(api: httpx.Client) -> None:
         assert response.status_code == 409
         assert problem(response)["code"] == "conflict"
         assert problem(response)["detail"] == (
-            "a pipeline named 'films' exists already: choose another name, or change that one"
+            "a pipeline named 'films' already exists: choose another name, or change that one"
         )
 
 
@@ -273,7 +273,7 @@ def test_a_hostile_query_inside_a_task_is_named_by_its_place(api: httpx.Client) 
         (
             {"mode": "incremental"},
             "incremental_key",
-            "mode 'incremental' needs incremental_key, the column that says what is new",
+            "mode 'incremental' needs incremental_key, the column that shows which rows are new",
         ),
         ({"source_query": None}, "source_query", "a SQL pipeline needs source_query or tasks"),
         ({"source_query": "  "}, "source_query", "a SQL pipeline needs source_query or tasks"),
@@ -281,7 +281,7 @@ def test_a_hostile_query_inside_a_task_is_named_by_its_place(api: httpx.Client) 
         (
             {"name": "has spaces"},
             "name",
-            "name needs 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or a digit",
+            "name must have 1 to 100 letters, digits, dots, dashes or underscores, and begin with a letter or a digit",
         ),
         ({"name": "11111111-1111-1111-1111-111111111111"}, "name", None),
         ({"schedule_interval": "whenever"}, "schedule_interval", None),
@@ -318,7 +318,7 @@ def test_everything_wrong_is_said_at_once(api: httpx.Client) -> None:
     assert response.status_code == 422
     found = problem(response)
     assert found["code"] == "invalid"
-    assert found["detail"].startswith("3 fields are not acceptable: ")
+    assert found["detail"].startswith("3 fields are not valid: ")
     assert [(e["path"], e["code"]) for e in found["errors"]] == [
         ("target_table", "forbidden_target"),
         ("source_query", "invalid_query"),
@@ -393,8 +393,8 @@ def test_a_second_pipeline_on_the_target_of_a_full_load_needs_both_to_share(api:
     refused = api.post(PIPELINES, json=second)
     assert refused.status_code == 409
     assert problem(refused)["detail"] == (
-        "target analytics.mart is written by pipeline first already, and a full load deletes what its own source does"
-        " not have; choose another target, or set options.shared_target on both"
+        "target analytics.mart is already written by pipeline first, and a full load deletes rows that its own source"
+        " does not have; choose another target, or set options.shared_target on both"
     )
     assert api.post(PIPELINES, json=second | {"options": {"shared_target": True}}).status_code == 409
     api.patch(f"{PIPELINES}/first", json={"options": {"shared_target": True}}).raise_for_status()
@@ -488,7 +488,7 @@ def test_versions_can_be_compared_and_rolled_back_to(api: httpx.Client) -> None:
     assert newest["change_summary"] == "rolled back to version 1"
     missing = api.get(f"{PIPELINES}/films/versions/9")
     assert missing.status_code == 404
-    assert problem(missing)["detail"] == "pipeline films has no version 9; it is at 3"
+    assert problem(missing)["detail"] == "pipeline films has no version 9; the latest is 3"
 
 
 def test_a_row_made_with_psql_gets_its_versions_too(api: httpx.Client, api_metastore: Connection) -> None:

@@ -41,7 +41,7 @@ def test_who_resumes_before_the_pause_has_come_is_told_to_wait_for_it(
     create(api, name="films", **INCREMENTAL)
     api_metastore.execute("UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'")
     answer = api.post(f"{FILMS}/pause").json()
-    assert "at the next batch boundary, or at once where it runs as one statement" in answer["message"]
+    assert "at the next batch boundary, or at once if it runs as one statement" in answer["message"]
     refused = api.post(f"{FILMS}/resume")
     assert refused.status_code == 409
     assert "wait until it is PAUSED, then resume it" in problem(refused)["detail"]
@@ -85,7 +85,7 @@ def test_a_range_is_judged_by_the_cursors_type_before_it_is_accepted(
 def test_health_tells_that_nobody_runs_anything_and_fails_where_that_matters(api: httpx.Client) -> None:
     told = api.get("/health")
     assert (told.status_code, told.json()["runners"]) == (200, 0)
-    assert "nobody runs anything" in told.json()["working"]
+    assert "no runner is alive" in told.json()["working"]
     assert api.get("/health", params={"runners": "required"}).status_code == 503
 
 
@@ -133,7 +133,7 @@ def test_the_command_line_tells_when_the_runner_was_last_heard_of(
         check=True,
     ).stdout
 
-    who = r"quiet\.test \(pid 77\), last heard of 3[^:]* ago" if is_known else "one that nobody knows any more"
+    who = r"quiet\.test \(pid 77\), last heartbeat 3[^:]* ago" if is_known else "an unknown runner"
     assert re.search(f"{who}: its lease is over, the next runner continues", " ".join(shown.split()))
 
 

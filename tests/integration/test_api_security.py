@@ -59,7 +59,7 @@ def test_no_token_no_answer(guarded: httpx.Client) -> None:
     found = problem(response)
     assert (found["code"], found["detail"]) == (
         "unauthenticated",
-        "no token came with the request: send `Authorization: Bearer <token>`",
+        "the request has no token: send `Authorization: Bearer <token>`",
     )
 
 

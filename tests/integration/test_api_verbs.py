@@ -129,7 +129,7 @@ def test_what_a_run_depends_on_is_locked_under_it(
     response = api.patch(FILMS, json=fields)
     assert response.status_code == 409
     assert problem(response)["detail"] == (
-        f"pipeline films is RUNNING: {', '.join(sorted(fields))} cannot change under a run;"
+        f"pipeline films is RUNNING: {', '.join(sorted(fields))} cannot change during a run;"
         " pause it, wait until it is PAUSED, then change it"
     )
     same = {name: api.get(FILMS).json()[name] for name in fields}
@@ -156,7 +156,7 @@ def test_a_run_asked_for_while_one_works_is_remembered(api: httpx.Client, api_me
     claim = start(api, api_metastore)
     answer = api.post(f"{FILMS}/run").json()
     assert (answer["status"], answer["run"]["id"]) == ("RUNNING", str(claim.run_id))
-    assert answer["message"] == "pipeline films is at work; another run follows this one"
+    assert answer["message"] == "pipeline films is running; another run follows this one"
     assert leases.conclude_run(api_metastore, claim) == Status.RUN_REQUESTED
 
 
@@ -182,7 +182,7 @@ def test_cancel_with_a_request_ends_the_run_of_that_request_and_no_other(
     assert api.post(f"{FILMS}/cancel", json=waiting).json()["status"] == "IDLE"
     over = api.post(f"{FILMS}/cancel", json=waiting)
     assert over.status_code == 409
-    assert "is over, or another one was asked for since" in problem(over)["detail"]
+    assert "has ended, or another one was requested since" in problem(over)["detail"]
 
     first = asked()
     assert api.post(f"{FILMS}/cancel", json=waiting).status_code == 409  # another request waits by now
@@ -371,13 +371,13 @@ def test_steps_that_nobody_has_are_named_with_those_that_somebody_has(
     heartbeat(api_metastore, uuid4(), transforms=known)
     expected = {
         "path": "tasks.2.body",
-        "message": "no live runner has the Python step 'missing_step'; there are: title_case",
+        "message": "no live runner has the Python step 'missing_step'; available: title_case",
         "code": "unknown_step",
     }
     assert wrong_fields(api.post(f"{FILMS}/validate").json()) == [expected]
     refused = api.put(f"{FILMS}/tasks", json={"items": [*tasks[:2], tasks[2] | {"body": "broken_module"}]})
     assert refused.status_code == 422
-    assert "no live runner has the Python step 'broken_module'; there are: title_case" in refused.text
+    assert "no live runner has the Python step 'broken_module'; available: title_case" in refused.text
     assert api.put(f"{FILMS}/tasks", json={"items": tasks[:2]}).status_code == 200
     assert api.patch(FILMS, json={"batch_size": 7}).status_code == 200
     listed = api.get("/api/v1/transforms").json()["items"]
@@ -470,7 +470,7 @@ def test_differences_are_downloaded_and_nothing_is_repaired_beside_a_run(
     api.post(f"{FILMS}/run").raise_for_status()
     refused = api.post(f"{FILMS}/reconcile", json=wish)
     assert refused.status_code == 409
-    assert "nothing is repaired beside a run" in refused.json()["detail"]
+    assert "rows cannot be repaired during a run" in refused.json()["detail"]
     assert api.post(f"{FILMS}/reconcile", json={"level": "quick"}).status_code == 202
     assert api.post(f"{FILMS}/reconcile", json={"level": "deep"}).status_code == 422
 
@@ -547,7 +547,7 @@ def test_dead_letters_are_sent_again_by_a_runner(api: httpx.Client, api_metastor
     claimed(api_metastore)
     refused = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films"})
     assert refused.status_code == 409
-    assert "nothing is sent again beside a run" in problem(refused)["detail"]
+    assert "dead letters cannot be replayed during a run" in problem(refused)["detail"]
 
 
 # --- making statuses ----------------------------------------------------------------------------------------------

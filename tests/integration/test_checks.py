@@ -466,7 +466,7 @@ def test_checks_of_all_rows_look_at_the_target_after_a_pass(bench: Workbench) ->
 
     assert (run["status"], bench.status("films")) == ("FAILED", "FAILED")
     assert results(run) == {"unique_title": "failed", "low": "warned"}
-    assert "the rows of this pass are in analytics.films already" in run["error_message"]
+    assert "the rows of this pass are already in analytics.films" in run["error_message"]
     assert bench.sql("SELECT title FROM analytics.films WHERE id = 2") == [{"title": "Film 1"}]
     assert results(bench.run("films", accepts=["unique_title"]))["unique_title"] == "accepted"
     assert any("unique_title" in warning for warning in run["metrics"]["plan"]["warnings"])
@@ -563,7 +563,7 @@ def test_a_view_that_a_lost_runner_left_behind_is_dropped(bench: Workbench) -> N
 @pytest.mark.parametrize(
     ("check", "said"),
     [
-        ({"kind": "not_null", "column": "titel"}, "looks at the column 'titel', which the rows do not have"),
+        ({"kind": "not_null", "column": "titel"}, "uses the column 'titel', which the rows do not have"),
         ({"kind": "accepted_values", "column": "id", "values": ["many"]}, "invalid input syntax"),
         ({"kind": "expression", "expression": "no_such > 1"}, "no_such"),
         ({"kind": "expression", "expression": "1 / (id - 1) > 0"}, "division by zero"),

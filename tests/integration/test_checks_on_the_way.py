@@ -150,7 +150,4 @@ def test_checks_of_all_rows_are_refused_where_they_cannot_be_judged_after_a_pass
     run = bench.run("films")
 
     assert run["error_code"] == "bad_check"
-    assert (
-        "check row_count of kind row_count is about all rows, which files:films cannot be asked for"
-        in run["error_message"]
-    )
+    assert "check row_count of kind row_count needs all rows, which files:films cannot provide" in run["error_message"]

@@ -378,7 +378,7 @@ def test_several_pipelines_are_asked_at_once_by_name_or_label(installation: Inst
 
 def test_an_older_definition_comes_back(installation: Installation) -> None:
     name = installation.create(batch_size=100)
-    assert "there is none before it" in installation.vitrina("rollback", name).stderr
+    assert "there is no earlier version" in installation.vitrina("rollback", name).stderr
     definition = installation.done("export", name).replace("batch_size: 100", "batch_size: 200")
     installation.done("apply", "-f", installation.write("changed.yaml", definition))
     before = installation.data("pipelines", "get", name)
@@ -419,7 +419,7 @@ def test_lists_are_narrowed_and_printed_in_every_format(installation: Installati
     assert yaml.safe_load(installation.done("pipelines", "--name", name, "-o", "yaml")) == found
     none = installation.vitrina("pipelines", "--name", "no_such_name")
     assert (none.returncode, none.stdout) == (0, "")
-    assert "no pipelines like that" in none.stderr
+    assert "no pipeline matches" in none.stderr
     assert installation.data("pipelines", "--disabled", "--name", name) == []
 
 

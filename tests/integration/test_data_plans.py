@@ -641,7 +641,7 @@ def test_only_what_was_looked_at_is_applied(
     assert http.patch("/api/v1/pipelines/films", json={"batch_size": 77}, headers=caller).status_code == 200
     late = apply(changed, description="changed")
     assert late.status_code == 409
-    assert "beside version 1" in problem(late)["detail"]
+    assert "for version 1" in problem(late)["detail"]
     row = pipelines.find(bench.metastore, "films")
     assert row
     assert (row["version"], row["description"]) == (2, "")

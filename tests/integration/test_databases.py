@@ -205,7 +205,7 @@ def test_a_full_load_over_what_another_pipeline_wrote_is_refused_by_any_name(ben
     assert bench.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 100}]
     row = pipelines.find(bench.metastore, "second")
     assert row is not None
-    with pytest.raises(Conflict, match="written by pipeline first already"):
+    with pytest.raises(Conflict, match="already written by pipeline first"):
         service.refuse_second_writer(bench.metastore, row)
 
 
@@ -222,7 +222,7 @@ def test_who_saves_a_second_pipeline_is_told_before_it_runs(bench: Workbench) ->
     row = pipelines.find(bench.metastore, "second")
 
     assert row is not None
-    with pytest.raises(Conflict, match="written by pipeline first already"):
+    with pytest.raises(Conflict, match="already written by pipeline first"):
         service.refuse_second_writer(bench.metastore, row)
 
 

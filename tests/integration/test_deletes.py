@@ -186,15 +186,15 @@ def test_scans_are_asked_for_when_they_are_due(workbench: Workbench) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"mode": "full"}, "removes such rows itself"),
-        ({"options": {"deletes": {"scan": "1h"}, "shared_target": True}}, "another pipeline's"),
+        ({"mode": "full"}, "removes rows that left the source anyway"),
+        ({"options": {"deletes": {"scan": "1h"}, "shared_target": True}}, "belong to another pipeline"),
         ({"options": {"deletes": {"scan": "sometimes"}}}, "sometimes"),
-        ({"options": {"deletes": {"scan": "1h", "keep": True}}}, "leave one of the two out"),
-        ({"options": {"deletes": {"soft": "gone_at", "keep": True}}}, "leave one of the two out"),
-        ({"options": {"deletes": "none"}, "mode": "live"}, "makes the target equal to the query"),
-        ({"options": {"deletes": "none", "delete_when": "gone"}, "mode": "full"}, "delete_when says something else"),
+        ({"options": {"deletes": {"scan": "1h", "keep": True}}}, "remove one of the two"),
+        ({"options": {"deletes": {"soft": "gone_at", "keep": True}}}, "remove one of the two"),
+        ({"options": {"deletes": "none"}, "mode": "live"}, "keeps the target equal to the query"),
+        ({"options": {"deletes": "none", "delete_when": "gone"}, "mode": "full"}, "contradicts delete_when"),
         ({"options": {"deletes": "some"}}, "some"),
-        ({"type": "PYTHON", "python_task": "made_up", "source_query": None}, "returns only what is new"),
+        ({"type": "PYTHON", "python_task": "made_up", "source_query": None}, "returns only new rows"),
     ],
 )
 def test_what_does_not_go_with_a_scan_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -297,7 +297,7 @@ def test_a_mart_that_is_there_needs_the_column_of_soft_deletes(workbench: Workbe
     workbench.sql("DELETE FROM content.items WHERE id = 1")
     assert scan(workbench)["deleted"] == 1
     workbench.change("items", options={"deletes": {"soft": "note"}})
-    assert "needs itself" in workbench.run("items")["error_message"]
+    assert "reserves" in workbench.run("items")["error_message"]
 
 
 @pytest.mark.parametrize("history", [False, True])
@@ -335,9 +335,9 @@ def test_targets_that_cannot_delete_are_refused_by_name(monkeypatch: pytest.Monk
     monkeypatch.setattr(registry, "installed", lambda: Installed(found.connectors | {"pile": made}))
     whole: dict[str, Any] = {"name": "items", "source_query": QUERY, "target_table": "pile:items", "target_key": ["id"]}
     cursor = {"mode": "incremental", "incremental_key": "modified"}
-    with pytest.raises(ValidationError, match=r"pile:items does not know options\.delete_when"):
+    with pytest.raises(ValidationError, match=r"pile:items does not support options\.delete_when"):
         Definition.model_validate(whole | {"options": {"delete_when": "gone"}})
-    with pytest.raises(ValidationError, match="pile:items cannot remove single rows"):
+    with pytest.raises(ValidationError, match="pile:items cannot delete single rows"):
         Definition.model_validate(whole | cursor | {"options": {"deletes": {"scan": "1h"}}})
     made = replace(made, takes_delete_when=True, removes_rows=True)
     monkeypatch.setattr(registry, "installed", lambda: Installed(found.connectors | {"pile": made}))

@@ -56,7 +56,7 @@ def _followed(session: Connection, judged: sqlguard.CheckedQuery, key: tuple[str
 def test_shares_of_the_legitimate_corpus(source: Connection) -> None:
     _make_all_full(source)
     found = Counter(outcome(source, query.sql) for query in queries.legitimate())
-    apart = ("has :since", "does not run here", "refused: a query that reads no table")
+    apart = ("has :since", "does not run here", "refused: the query reads no table")
     asked = sum(count for said, count in found.items() if not said.startswith(apart))
     sys.stdout.write("\n".join([f"{asked} queries", *(f"{count} {said}" for said, count in found.most_common())]))
     # docs/explanation/live.md names these shares.

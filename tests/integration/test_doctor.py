@@ -58,7 +58,7 @@ def test_a_runner_that_vanished_with_a_pipeline_is_named(bench: Workbench) -> No
     age(bench, "RUNNING", lease_until="clock_timestamp() - interval '1 hour'")
     [found] = pipelines(bench)
     assert (found.check, found.status) == ("pipeline films", "PROBLEM")
-    assert found.finding == "RUNNING, but its runner is gone"
+    assert found.finding == "RUNNING, but its runner no longer sends heartbeats"
     assert "start a runner" in found.next_step
 
 

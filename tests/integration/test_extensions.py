@@ -103,7 +103,7 @@ def test_a_schema_in_which_everybody_may_create_is_not_looked_into(bench: Workbe
         ("SELECT e <=> '[1,2]' AS d FROM content.films", "VITRINA_TRUSTED_EXTENSIONS="),
         ("SELECT content.price(1) AS a", "VITRINA_ALLOWED_FUNCTIONS=content.price"),
         ("SELECT id FROM archive.films", "VITRINA_ALLOWED_SOURCE_SCHEMAS=archive"),
-        ("SELECT oid FROM pg_catalog.pg_class", "no setting opens"),
+        ("SELECT oid FROM pg_catalog.pg_class", "no setting allows"),
         ("SELECT current_user AS u", "no setting allows it"),
     ],
 )
@@ -140,7 +140,7 @@ def test_the_operator_may_allow_functions_types_and_operators(query: str, functi
 def test_a_pattern_opens_no_function_of_the_server() -> None:
     policy = SqlPolicy(frozenset({"content"}), frozenset({"*", "pg_catalog.*", "pg_*"}))
     for query in ("SELECT pg_read_file('a')", "SELECT pg_catalog.pg_read_file('a')", "SELECT pg_sleep(1)"):
-        with pytest.raises(InvalidQuery, match="is not one that queries may call"):
+        with pytest.raises(InvalidQuery, match="queries may not call the function"):
             sqlguard.check(query, policy)
 
 

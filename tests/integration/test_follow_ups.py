@@ -62,7 +62,7 @@ def test_a_run_asked_for_while_a_backfill_waits_is_done_after_it(bench: Workbenc
     perform_all(bench)
 
     assert history(bench) == [("api", "SUCCESS"), ("follow-up", "SUCCESS")]
-    assert "no answer" in bench.last_run("films")["reason"]
+    assert "did not answer that request" in bench.last_run("films")["reason"]
     assert is_in_mart(bench)
     assert (row(bench)["status"], row(bench)["run_requested_at"]) == ("IDLE", None)
 

@@ -104,7 +104,7 @@ def test_a_connection_that_was_pointed_to_another_database_is_read_from_the_begi
 
     point(bench, SecretStr(url_of(server.urls.reader, elsewhere)))
 
-    assert "leads to another database" in run(bench)["metrics"]["started_over"]
+    assert "leads to a different database" in run(bench)["metrics"]["started_over"]
     assert bench.sql("SELECT count(*) AS rows FROM analytics.films WHERE title = 'another'") == [{"rows": 100}]
 
 

@@ -94,7 +94,7 @@ def test_duplicate_keys_are_counted_and_one_is_shown(bench: Workbench, route: st
     run = bench.run("films")
 
     assert (run["status"], run["error_code"]) == ("FAILED", "bad_key")
-    assert "499 key(s) come more than once" in run["error_message"]
+    assert "499 key(s) occur more than once" in run["error_message"]
     assert bench.status("films") == "FAILED"
     assert bench.sql("SELECT count(*) AS n FROM analytics.films") == [{"n": 0}]
 

@@ -229,9 +229,9 @@ def test_a_database_that_cannot_be_used(shop: Shop, change: dict[str, str], code
     [
         (("--sources", "shops"), "has no schema 'shops' to read from; it has: public, shop"),
         (("--sources", "analytics"), "that is the schema of the marts"),
-        (("--sources", "pg_catalog"), "the server's catalogs and the metastore are not read from"),
+        (("--sources", "pg_catalog"), "queries may not read the server's catalogs or the metastore"),
         (("--sources", "shop", "--target", "Marts"), "lower-case"),
-        ((), "say it, as there is nobody to ask"),
+        ((), "set it, because there is no terminal to ask on"),
     ],
 )
 def test_schemas_that_cannot_be_used(shop: Shop, flags: tuple[str, ...], said: str) -> None:
@@ -269,7 +269,7 @@ def test_a_plain_owner_with_createrole_is_enough(shop: Shop) -> None:
 def test_a_role_of_another_installation_is_left_alone(shop: Shop) -> None:
     shop.ask(f"CREATE ROLE {APP_ROLE} LOGIN PASSWORD 'theirs'")
     said = shop.refused(5, *shop.init())
-    assert f"the role {APP_ROLE} exists already" in said
+    assert f"the role {APP_ROLE} already exists" in said
     assert "VITRINA_APP_PASSWORD" in said
     assert not shop.env_file.exists()
     assert shop.ask("SELECT 1", with_login(shop.admin_url, APP_ROLE, "theirs")) == 1

@@ -132,7 +132,7 @@ def test_what_somebody_sealed_past_the_api_is_judged_all_the_same(bench: Workben
     keep(bench, "shop", "postgresql://u:p@/shop?host=/var/run/postgresql")
     status, message = outcome(bench)
     assert status == "FAILED"
-    assert "connection 'shop': the URL must name a host: a socket of the runner's machine can only be set in" in message
+    assert "connection 'shop': the URL must name a host: a socket on the runner's machine can be set only in" in message
 
 
 def test_the_login_of_queries_cannot_look_at_the_boxes(bench: Workbench) -> None:

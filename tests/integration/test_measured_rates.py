@@ -59,4 +59,4 @@ def test_a_slow_pipeline_is_loaded_in_smaller_chunks(workbench: Workbench, pipel
     record(workbench, pipeline, LARGE, LARGE / 1000, hour=1)
 
     plan = requests.validate({"pipeline_id": pipeline, "payload": {}}, workbench.metastore, workbench.settings)["plan"]
-    assert any("chunks of 10000 with a checkpoint each" in reason for reason in plan["reasons"]), plan["reasons"]
+    assert any("chunks of 10000 rows, each with a checkpoint" in reason for reason in plan["reasons"]), plan["reasons"]

@@ -110,7 +110,7 @@ def test_a_plan_says_that_the_next_run_publishes_what_was_read_before(bench: Wor
     run = bench.run("films")
 
     assert run["metrics"]["updated"] == 0
-    assert any("not published" in note for note in plan["notes"]), plan["notes"]
+    assert any("unpublished load" in note for note in plan["notes"]), plan["notes"]
 
 
 @pytest.mark.parametrize("kept", [{"deletes": {"soft": "deleted_at"}}, {"history": {}}], ids=["soft", "history"])

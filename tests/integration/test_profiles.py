@@ -185,7 +185,7 @@ def test_a_look_that_fails_does_not_fail_the_run(
     make(bench, options={"profile": True})
 
     assert bench.last_run("films")["metrics"]["plan"]["warnings"] == [
-        f"the target was not looked at after the run: {told}"
+        f"the target was not profiled after the run: {told}"
     ]
 
 

@@ -471,9 +471,9 @@ def test_workers_on_another_server_read_what_is_there(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"options": CUT | {"route": "copy", "consistency": "snapshot"}}, "another server"),
+        ({"options": CUT | {"route": "copy", "consistency": "snapshot"}}, "a different server"),
         # The next pass would begin after rows that a server which lags did not have.
-        ({"options": CUT | {"route": "copy"}, "mode": "incremental", "incremental_key": "id"}, "another server"),
+        ({"options": CUT | {"route": "copy"}, "mode": "incremental", "incremental_key": "id"}, "a different server"),
     ],
     ids=["one snapshot", "a first pass"],
 )
@@ -514,7 +514,7 @@ def test_a_snapshot_that_nobody_holds_any_more_is_no_other_server(
     run = bench.run("films")
 
     assert run["status"] == "FAILED"
-    assert "is gone" in run["error_message"]
+    assert "no longer exists" in run["error_message"]
 
 
 def test_rows_that_come_meanwhile_are_not_in_the_snapshot(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,10 +539,10 @@ def test_rows_that_come_meanwhile_are_not_in_the_snapshot(bench: Workbench, monk
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"options": CUT}, "Postgres moves the rows by itself"),
-        ({"options": {"parallel": 2, "route": "arrow"}}, "processes are worth starting"),
-        ({"options": {"parallel": 2, "route": "copy"}}, "one stream brings about"),
-        ({"mode": "incremental", "incremental_key": "id", "options": CUT}, "Postgres moves the rows by itself"),
+        ({"options": CUT}, "Postgres moves the rows in one statement"),
+        ({"options": {"parallel": 2, "route": "arrow"}}, "several processes pay off"),
+        ({"options": {"parallel": 2, "route": "copy"}}, "one stream loads about"),
+        ({"mode": "incremental", "incremental_key": "id", "options": CUT}, "Postgres moves the rows in one statement"),
     ],
 )
 def test_a_plan_says_why_a_load_is_not_cut(bench: Workbench, fields: dict[str, Any], said: str) -> None:

@@ -237,7 +237,7 @@ def test_errors_name_the_connection_and_nothing_of_its_address(
     logs.configure(workbench.settings, stream=said)
     request.addfinalizer(lambda: structlog.configure(**configured))
     asked = {"id": 1, "kind": "preview", "payload": {"definition": definition.model_dump()}, "pipeline_id": None}
-    with pytest.raises(CannotConnect, match="cannot connect to the connection 'crm': ") as refused:
+    with pytest.raises(CannotConnect, match="cannot open the connection 'crm': ") as refused:
         runner_requests.preview(asked, workbench.metastore, workbench.settings)
     monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 0.0)
     run = workbench.run("films")

@@ -79,7 +79,7 @@ def test_a_query_edited_by_hand_is_not_taken_up_under_a_run(bench: Workbench) ->
     service.reload_config(bench.metastore, bench.settings, OPERATOR, "films")  # version 1 is on record from here on
     with run_that_waits_after_two_batches(bench):
         bench.sql("UPDATE etl.etl_pipelines SET source_query = 'SELECT id, modified FROM content.films WHERE id > 5'")
-        with pytest.raises(Conflict, match="source_query cannot change under a run"):
+        with pytest.raises(Conflict, match="source_query cannot change during a run"):
             service.reload_config(bench.metastore, bench.settings, OPERATOR, "films")
 
     assert bench.last_run("films")["status"] == "SUCCESS"

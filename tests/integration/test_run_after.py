@@ -314,7 +314,7 @@ def test_two_saves_that_make_a_circle_together(bench: Workbench, second: Connect
             services.change(second, bench.settings, CALLER, "films", {"run_after": ["ratings"]})
             other = threads.submit(change, bench, "ratings", run_after=["films"])
             until(lambda: waits_for_a_lock(bench))
-        with pytest.raises(InvalidField, match="circle"):
+        with pytest.raises(InvalidField, match="forms a cycle"):
             other.result(timeout=60)
 
 
@@ -325,7 +325,7 @@ def test_rolling_back_restores_what_it_ran_after_and_refuses_a_circle(bench: Wor
 
     change(bench, "mart", run_after=[])
     change(bench, "films", run_after=["mart"])
-    with pytest.raises(InvalidField, match="circle"):
+    with pytest.raises(InvalidField, match="forms a cycle"):
         services.roll_back(bench.metastore, bench.settings, CALLER, "mart", 1)
 
 
@@ -348,7 +348,7 @@ def test_an_upstream_may_have_another_name(bench: Workbench) -> None:
 
 
 def test_one_that_others_wait_for_is_not_deleted(bench: Workbench) -> None:
-    with pytest.raises(Conflict, match="films cannot be deleted, because mart would wait for it for ever"):
+    with pytest.raises(Conflict, match="films cannot be deleted, because mart would wait for it forever"):
         services.remove(bench.metastore, CALLER, "films")
 
     services.remove(bench.metastore, CALLER, "mart")
@@ -396,7 +396,7 @@ def test_a_circle_across_files_is_refused_and_nothing_is_written(bench: Workbenc
         [document("one", "two"), document("two", "one")],
         [document("one", "mart"), document("films", "one")],
     ):
-        with pytest.raises(InvalidField, match="circle"):
+        with pytest.raises(InvalidField, match="forms a cycle"):
             apply(bench, *documents)
     assert not bench.sql("SELECT 1 FROM etl.etl_pipelines WHERE name IN ('one', 'two')")
 

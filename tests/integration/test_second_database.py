@@ -68,12 +68,12 @@ def findings(bench: Workbench) -> list[tuple[str, str, str]]:
 
 def test_it_works_as_the_page_says(bench: Workbench, warehouse: str) -> None:
     as_documented(warehouse)
-    assert findings(bench) == [("OK", "the next run makes its ledger", "")]
+    assert findings(bench) == [("OK", "the next run creates its table of checkpoints", "")]
     for written in (100, 0):
         run = bench.run("films")
         assert (run["status"], run["error_message"], run["rows_written"]) == ("SUCCESS", None, written)
     assert run_there(warehouse, "SELECT count(*) FROM analytics.films") == [(100,)]
-    assert findings(bench) == [("OK", "its ledger of checkpoints is at version 1", "")]
+    assert findings(bench) == [("OK", "its table of checkpoints is at version 1", "")]
 
 
 def test_a_plan_of_a_mart_there_leaves_it_as_it_is(bench: Workbench, warehouse: str) -> None:
@@ -102,7 +102,7 @@ def test_a_login_that_may_create_schemas_needs_no_more(bench: Workbench, warehou
 def test_without_the_right_the_exact_statement_is_said(bench: Workbench, warehouse: str) -> None:
     run_there(warehouse, f"{OF_LOGIN}; CREATE SCHEMA analytics AUTHORIZATION warehouse_writer")
     statement = 'CREATE SCHEMA etl_stage AUTHORIZATION "warehouse_writer"'
-    assert findings(bench) == [("PROBLEM", "its login may not make the ledger of checkpoints there", statement)]
+    assert findings(bench) == [("PROBLEM", "its login may not create the table of checkpoints there", statement)]
     [row] = bench.sql("SELECT id FROM etl.etl_pipelines")
     with pytest.raises(FatalError, match="CREATE SCHEMA etl_stage"):
         requests.validate({"pipeline_id": row["id"], "payload": {}}, bench.metastore, bench.settings)

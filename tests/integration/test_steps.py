@@ -90,7 +90,7 @@ def test_steps_stand_between_query_and_mart(bench: Workbench) -> None:
         " FROM content.film_work"
     )
     assert bench.differences(expected, "analytics.films") == 0
-    assert run["metrics"]["plan"]["reasons"][0] == "arrow: Python steps look at the rows"
+    assert run["metrics"]["plan"]["reasons"][0] == "arrow: Python steps process the rows"
 
     assert bench.run("films")["metrics"]["unchanged"] == 1000
 

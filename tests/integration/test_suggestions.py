@@ -82,7 +82,7 @@ def test_without_such_a_column_everything_is_compared(workbench: Workbench) -> N
     found = suggest(workbench, "shops")
     assert (found.definition["mode"], found.guarantee) == ("full", "exact")
     assert "options" not in found.definition
-    assert any("no timestamp that says when a row was last changed" in reason for reason in found.reasons)
+    assert any("no timestamp column that shows when a row was last changed" in reason for reason in found.reasons)
 
 
 def test_rows_without_a_stamp_are_read_too(workbench: Workbench) -> None:

@@ -66,7 +66,7 @@ def test_a_run_that_is_asked_for_is_a_full_load(followed: Marts) -> None:
     followed.await_equal("films")
     followed.await_true("another run", lambda: followed.count_runs("films") == before + 1)
     followed.await_following("films")
-    assert followed.run("films")["metrics"]["loads_because"] == "a full load was asked for"
+    assert followed.run("films")["metrics"]["loads_because"] == "a full load was requested"
 
 
 def test_truncate_is_followed_by_a_full_load(followed: Marts) -> None:

@@ -74,6 +74,6 @@ def test_checks_of_all_rows_look_at_the_target_while_it_follows(marts: Marts) ->
 
     assert balance(marts, 1) == -1000000
     assert "check total failed: 1 row(s) break it" in marts.row("accounts")["last_error"]
-    assert "are in analytics.accounts already" in marts.row("accounts")["last_error"]
+    assert "are already in analytics.accounts" in marts.row("accounts")["last_error"]
     marts.request("accounts", accepts=["total"])
     marts.await_following("accounts")

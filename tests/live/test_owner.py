@@ -316,7 +316,7 @@ def test_a_login_that_leads_to_another_database_is_refused(platform: Platform, s
     films = platform.follow("films", film="id")
     platform.settings = platform.settings.model_copy(update={"feed_url": settings_elsewhere.admin_url})
     platform.start()
-    until(lambda: "leads to another database" in platform.problem(films))
+    until(lambda: "leads to a different database" in platform.problem(films))
 
 
 def test_waiting_for_a_place_works_while_a_transaction_stays_open_and_nothing_commits(platform: Platform) -> None:

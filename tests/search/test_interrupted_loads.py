@@ -127,7 +127,7 @@ def test_a_load_in_one_snapshot_begins_anew(
     if not options:  # what left the source stays in a shared index
         bench.sql("DELETE FROM content.film_work WHERE id <= 100")
 
-    assert outcome(go_on(bench)) == ("SUCCESS", "options.consistency asks for one snapshot")
+    assert outcome(go_on(bench)) == ("SUCCESS", "options.consistency requires one snapshot")
 
     assert violations(bench, client, index) == []
 

@@ -77,7 +77,7 @@ def test_more_refused_documents_than_agreed_end_the_following(marts: Marts, clie
         marts.sql("UPDATE content.film SET title = 'no date' WHERE id = 4")
         marts.sql("DELETE FROM content.film WHERE id = 5")
     [end] = marts.sql("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8 AS lsn")
-    marts.await_failed("found", "3 row(s) of the source are refused")
+    marts.await_failed("found", "3 row(s) of the source were rejected")
     assert "more than options.max_dead_letters (2)" in marts.row("found")["last_error"]
     assert _documents(client, index) == before
     assert (marts.place("found") or {})["lsn"] < end["lsn"]

@@ -77,11 +77,9 @@ def test_an_error_becomes_an_exit_code(error: errors.VitrinaError, code: ExitCod
 
 def test_an_error_is_one_line_and_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     fields = (errors.FieldError("batch_size", "must be at least 1"), errors.FieldError("name", "is required"))
-    exits.report(errors.Invalid("2 fields are not acceptable", fields))
+    exits.report(errors.Invalid("2 fields are not valid", fields))
     written = capsys.readouterr()
-    assert written.err == (
-        "error: 2 fields are not acceptable\n  batch_size: must be at least 1\n  name: is required\n"
-    )
+    assert written.err == ("error: 2 fields are not valid\n  batch_size: must be at least 1\n  name: is required\n")
     assert written.out == ""
 
 
@@ -239,7 +237,7 @@ def test_a_directory_without_documents_is_said_so(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("name: [", "is not valid YAML or JSON"),
-        ("- 1", "does not hold a pipeline"),
+        ("- 1", "does not contain a pipeline"),
         ("apiVersion: vitrina/v1\n", "vitrina apply -f"),
     ],
 )

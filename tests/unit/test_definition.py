@@ -11,8 +11,8 @@ from vitrina.definition import Options
 @pytest.mark.parametrize(
     ("index", "told"),
     [
-        ({"mapping": {}}, "mapping: an index has `settings` and `mappings`"),
-        ({"mappings": {}, "aliases": {"films": {}}}, "aliases: an index has `settings` and `mappings`"),
+        ({"mapping": {}}, "mapping: an index has only `settings` and `mappings`"),
+        ({"mappings": {}, "aliases": {"films": {}}}, "aliases: an index has only `settings` and `mappings`"),
         ({"settings": None}, "settings is None: write an object"),
         ({"mappings": []}, r"mappings is \[\]: write an object"),
         ({"mappings": {"properties": None}}, "mappings.properties is None: write an object"),

@@ -91,8 +91,8 @@ def test_a_range_has_a_hundred_thousand_rows_and_there_are_not_too_many(rows: in
     [
         ({"key_is_read": False}, "no column of the key"),
         ({"no_ranges_because": "the index is written by one"}, "the index is written by one"),
-        ({"has_steps": False, "same_database": True}, "Postgres moves the rows by itself"),
-        ({"has_steps": False}, "one stream brings about 1000000 rows"),
+        ({"has_steps": False, "same_database": True}, "Postgres moves the rows in one statement"),
+        ({"has_steps": False}, "one stream loads about 1000000 rows"),
     ],
 )
 def test_a_load_that_is_not_cut_says_why(known: dict[str, object], said: str) -> None:
@@ -155,5 +155,5 @@ def test_a_cluster_that_would_take_longer_than_one_stream_is_warned_of(
 
 
 def test_an_engine_that_is_not_installed_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="'ray' is no engine that is installed here; there are: local, spark"):
+    with pytest.raises(ValueError, match="'ray' is not installed here; available: local, spark"):
         cut(1_000_000, engine="ray")

@@ -32,8 +32,8 @@ PLAN: dict[str, Any] = {
     "columns": NO_COLUMNS | {"added": [{"name": "votes", "type": "integer"}]},
     "rows": ROWS,
     "checks": [
-        {"name": "of_ten", "result": "failed", "found": "3 row(s) break it"},
-        {"name": "known", "result": "passed", "found": "0 row(s) break it"},
+        {"name": "of_ten", "result": "failed", "found": "3 row(s) violate it"},
+        {"name": "known", "result": "passed", "found": "0 row(s) violate it"},
     ],
     "refusals": [],
     "warnings": [],
@@ -53,7 +53,7 @@ def test_one_sentence_sums_it_up() -> None:
         "retyped": [{"name": "c", "before": "integer", "after": "text"}],
     }
     alone = PLAN | {"columns": columns, "rows": None, "downstream": {"pipelines": [], "targets": []}}
-    assert plan_text.summary(alone) == "no longer gives columns a, b, changes the type of column c, rows are not told"
+    assert plan_text.summary(alone) == "no longer returns columns a, b, changes the type of column c, rows are unknown"
 
 
 def test_the_text_shows_what_differs_in_a_row_and_only_what_can_be_printed() -> None:
@@ -63,7 +63,7 @@ def test_the_text_shows_what_differs_in_a_row_and_only_what_can_be_printed() -> 
         "  refused: it would shrink",
         "  note: of one moment",
         "  + column votes integer",
-        "  check of_ten failed: 3 row(s) break it",
+        "  check of_ten failed: 3 row(s) violate it",
         "  ~ id = 7, title = Alien, rating: 8.5 -> NULL",
         "  - id = 9, title = two lines \ufffd[31m, rating = 1",
         "  plan 11111111-2222-3333-4444-555555555555",
@@ -79,7 +79,7 @@ def test_rows_that_a_viewer_is_not_shown_are_left_out() -> None:
 def test_rows_that_stay_or_are_rejected_and_a_new_target_are_told() -> None:
     told = plan_text.text(PLAN | {"target_exists": False, "rows": ROWS | {"stay": 5, "rejected": 3}})
     assert "analytics.films is created by the first run" in told
-    assert "5 rows that the query no longer gives stay" in told
+    assert "5 rows that the query no longer returns stay" in told
     assert "3 rows are rejected and become dead letters" in told
 
 
@@ -96,7 +96,7 @@ def test_markdown_is_a_comment_for_a_review() -> None:
         (
             "| what | change |\n|---|---|\n| column `votes` | added as `integer` |\n| rows | 50,000 → 49,988 |\n"
             "| rows changed | 1,204 |\n| rows removed | 12 |\n| `rating` | changes in 1,204 rows |\n"
-            "| check `of_ten` | failed: 3 row(s) break it |"
+            "| check `of_ten` | failed: 3 row(s) violate it |"
         ),
         "<details><summary>Some of the rows</summary>",
         (

@@ -167,7 +167,7 @@ def test_a_sentence_is_a_text_and_knows_how_it_was_made() -> None:
 
 def test_sentences_within_sentences_go_along() -> None:
     made = say("definition.several", count=2, problems=[say("definition.missing", path="a"), "other"])
-    assert made == "2 fields are not acceptable: a is required; other"
+    assert made == "2 fields are not valid: a is required; other"
     assert said(made) == {
         "code": "definition.several",
         "params": {

@@ -126,7 +126,7 @@ def test_a_cursor_comes_back_as_it_was_given(moment: datetime, identity: Any) ->
 
 @given(st.text(max_size=50))
 def test_any_other_cursor_is_refused_politely(text: str) -> None:
-    with pytest.raises(InvalidField, match="the cursor is not one of ours"):
+    with pytest.raises(InvalidField, match="the cursor is not valid"):
         paging.decode(text, int, lambda part: uuid4() if part == "never" else int("x"))
 
 
@@ -143,7 +143,7 @@ def test_the_brake_forgets_after_its_window(monkeypatch: pytest.MonkeyPatch) -> 
 def test_more_problems_than_anybody_reads_are_counted_not_listed() -> None:
     found = policy.invalid([FieldError(f"f{n}", f"field {n} is wrong") for n in range(250)])
     assert len(found.fields) == 100
-    assert found.message.startswith("250 fields are not acceptable: field 0 is wrong; ")
+    assert found.message.startswith("250 fields are not valid: field 0 is wrong; ")
     assert found.message.endswith("; and 150 more")
 
 

@@ -316,7 +316,7 @@ def test_an_error_says_what_where_and_what_to_do() -> None:
     error = refusal("SELECT id,\n       pg_read_file('/etc/passwd')\nFROM content.genre")
     assert (error.line, error.column) == (2, 8)
     assert error.message == (
-        "line 2, column 8: the function pg_read_file is not one that queries may call."
+        "line 2, column 8: queries may not call the function pg_read_file."
         " Use another one; the operator may allow it with VITRINA_ALLOWED_FUNCTIONS=pg_read_file."
     )
     assert error.fields[0].path == "source_query"

@@ -119,7 +119,7 @@ _NOT_IN_A_TREE = {
     # (x).f is a call of f(x) when x has no such field, which only the server's catalog knows.
     "called by way of a field": r"function (pg_\w+|\w*reg\w+|_aclitem|nextval|current_setting|lo_import|ts_stat|xml)",
     "functions that the grammar has as nodes": r"function (current_\w+|session_user|user|treat|merge_action|xml\w+)",
-    "bookkeeping of the server": r"column (tableoid|xmin|cmax)",
+    "system columns": r"column (tableoid|xmin|cmax)",
     "operators, by name and by schema": r"operator .*|OPERATOR\(\)|function operator|ORDER BY USING",
     "a name that one WITH hides from another": r"table pg_(class|authid)",
     "sampling methods and collations": r"function (system_rows|public)|collation .*",

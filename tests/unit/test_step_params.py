@@ -55,7 +55,7 @@ def found(model: type[BaseModel], given: dict[str, Any]) -> list[str]:
         (
             "mask_columns",
             {"columns": ["a"], "keep": 1},
-            "tasks.1.params.keep: there is no params.keep; there are: character, columns, keep_first, keep_last",
+            "tasks.1.params.keep: there is no params.keep; available: character, columns, keep_first, keep_last",
         ),
         ("mask_columns", {"columns": "a"}, "tasks.1.params.columns: params.columns must be a list, not text"),
         ("mask_columns", {"columns": []}, "tasks.1.params.columns: params.columns needs at least 1 items"),

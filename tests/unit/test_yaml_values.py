@@ -50,9 +50,9 @@ def test_scalars(written: str, value: Any) -> None:
         ("!!timestamp 2024-01-01", "!!timestamp is not supported"),
         ("!!python/object:os.system x", "is not supported"),
         ("!!int abc", "is not a whole number"),
-        (".inf", "no number that JSON can say"),
-        (".nan", "no number that JSON can say"),
-        ("1e999", "no number that JSON can say"),
+        (".inf", "is not a number in JSON"),
+        (".nan", "is not a number in JSON"),
+        ("1e999", "is not a number in JSON"),
         ("9" * 5000, "too long"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The control plane over HTTP: parses, calls a service or the store, answers. Never moves data."""
+"""The control plane over HTTP. Routes parse a request, call a service or the store, and answer. No data moves here."""

@@ -1,4 +1,4 @@
-"""The application: what it is made of, in one place."""
+"""Assemble the FastAPI application: middleware, routes, error handlers, state."""
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ from vitrina.store import migrate
 
 PREFIX = "/api/v1"
 
-# Requests that wait for a runner sit in a thread; the others must not queue behind them.
+# Requests that wait for a runner occupy a thread each; other requests must not queue up behind them.
 _THREADS = 40
 
 
@@ -53,7 +53,7 @@ def create_app(
 ) -> FastAPI:
     """Build the control plane. `bind_host` is the address it will listen on: auth may be off on loopback only."""
     security.require_auth_or_loopback(settings, bind_host)
-    # Where one file serves API and runners, the key is in it; nothing here may have it.
+    # One environment file may serve the API and the runners, so the key may be in it. No code of the API may have it.
     settings = settings.model_copy(update={"secret_key": None})
     state = AppState(
         settings=settings,
@@ -69,20 +69,20 @@ def create_app(
         title="Vitrina",
         version=__version__,
         lifespan=_lifespan,
-        docs_url=None,  # the stock page loads its scripts from another host
+        docs_url=None,  # FastAPI's own page loads scripts from another host
         redoc_url=None,
         generate_unique_id_function=_operation_id,
         telemetry={
             "tracing": False,
             "metrics": False,
             "logs": False,
-        },  # `RequestContextMiddleware` tells what there is to tell
+        },  # `RequestContextMiddleware` logs requests
     )
     app.state.vitrina = state
     errors.install(app)
     _include_routes(app)
-    # The last one is around the others. The tree is made here, not when the server starts: FastAPI changes the filters
-    # of warnings while it looks at routes, which are the whole process's, and another thread may be at that then.
+    # The middleware added last is the outermost. The tree is built here, not when the server starts: while FastAPI
+    # inspects routes it changes the warning filters of the whole process, which another thread may be using then.
     app.add_middleware(ShortWay, routes=Tree.of(app, state.threads))
     app.add_middleware(
         RequestContextMiddleware, registry=system.registry_of_counters(state.registry), tracing=state.tracing

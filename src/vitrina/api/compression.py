@@ -1,4 +1,4 @@
-"""Long answers in a fraction of their bytes, for clients that can read them so."""
+"""Compress long answers for clients that accept gzip."""
 
 import gzip
 
@@ -6,7 +6,7 @@ from fastapi import Request, Response
 
 from vitrina.api.security import GuardedRoute
 
-# A packet carries less than this anyway. The fastest level: the others save a tenth of the bytes for twice the time.
+# Shorter answers fit into one packet anyway. Higher levels save a tenth of the bytes and take twice the time.
 MIN_BYTES = 1400
 _LEVEL = 1
 
@@ -30,7 +30,7 @@ def _compress(response: Response) -> Response:
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """Tell whether the client accepts gzip, by name or by `*`; a weight of 0 means no."""
+    """Return whether the client accepts gzip, by name or by `*`; a weight of 0 means no."""
     weights: dict[str, str] = {}
     for choice in accepted.lower().split(","):
         name, _, parameter = choice.partition(";")

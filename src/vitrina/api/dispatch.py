@@ -1,7 +1,7 @@
-"""The short way from a request to its answer: who asks, what they ask for and the answer, in one go on one thread.
+"""Serve plain routes without FastAPI's general machinery: authenticate, validate and answer in one call on one thread.
 
 FastAPI describes the routes: their parameters, their errors, their document. It could serve them too, and does serve
-those that are not plain (streams, files, answers without a body). For a plain one its general way costs several times
+those that are not plain (streams, files, answers without a body). For a plain one its general path costs several times
 what the answer itself does: it walks along all routes, solves a tree of dependencies, changes threads for each of its
 steps and validates the answer once more. What can be known about a route is found out here once, when the application
 is made; parameters and bodies are still validated by FastAPI's own fields, so that they are refused in the same words.
@@ -59,7 +59,7 @@ class ShortWay:
 
 
 def is_plain(context: RouteContext) -> bool:
-    """Tell whether a route takes values, does its work at once and answers with a whole model."""
+    """Return whether a route takes values, does its work at once and answers with a whole model."""
     if not isinstance(context.original_route, GuardedRoute) or asyncio.iscoroutinefunction(context.endpoint):
         return False
     return _answers_with_a_whole_model(context) and _takes_values_alone(context.dependant)
@@ -72,12 +72,12 @@ def _answers_with_a_whole_model(context: RouteContext) -> bool:
 
 
 def _takes_values_alone(dependant: Dependant) -> bool:
-    """Tell whether a route takes only values, besides the caller and the state that every route is given."""
+    """Return whether a route takes only values, besides the caller and the state that every route receives."""
     known = all(isinstance(part.call, Needs) or part.call is state.of_application for part in dependant.dependencies)
     return known and not any(getattr(dependant, part) for part in _NEVER_GIVEN)
 
 
-# What FastAPI can do and no route asks for: one that did would be FastAPI's to serve.
+# FastAPI supports these; no route uses them today. A route that did would be served by FastAPI.
 _LEFT_OUT = ("include", "exclude", "exclude_unset", "exclude_defaults", "exclude_none")
 _NEVER_GIVEN = (
     "cookie_params",
@@ -99,7 +99,7 @@ class _Node:
 
 
 class Tree:
-    """Routes by the words of their paths. A word that is written out goes before a parameter."""
+    """Hold routes by the segments of their paths. A literal segment takes precedence over a parameter."""
 
     def __init__(self) -> None:
         self._root = _Node()
@@ -150,7 +150,7 @@ def _guarded(context: RouteContext) -> GuardedRoute:
 
 
 class PlainRoute:
-    """One route, with what its requests have in common."""
+    """Hold one route with everything that its requests have in common."""
 
     def __init__(self, context: RouteContext, threads: ThreadPoolExecutor) -> None:
         dependant = context.dependant
@@ -214,7 +214,7 @@ class PlainRoute:
         return self._finish(request, response)
 
     def _said(self, values: dict[str, Any], name: str) -> Response:
-        """Give the endpoint an answer on which it sets its headers and status."""
+        """Pass the endpoint a response on which it sets headers and status."""
         said = Response(status_code=self._status)
         said.raw_headers.clear()
         values[name] = said
@@ -238,18 +238,18 @@ class PlainRoute:
 
 
 def _is_any_text(parameter: ModelField) -> bool:
-    """Tell whether a parameter takes every text as it is, so that there is nothing to validate."""
+    """Return whether a parameter accepts every text unchanged, so that there is nothing to validate."""
     return parameter.field_info.annotation is str and not parameter.field_info.metadata
 
 
 class _Fields:
-    """Parameters of a query or of headers. Most requests give none of them: those have their defaults at once."""
+    """Hold parameters of a query or of headers. Most requests have none and get the defaults without validation."""
 
     def __init__(self, fields: list[ModelField]) -> None:
         self._fields = fields
         self._required = {field.alias for field in fields if field.field_info.is_required()}
         self._defaults = {field.name: field.default for field in fields if field.alias not in self._required}
-        # Lists: nobody may change the default itself.
+        # A list is copied, so that no request changes the default itself.
         self._changeable = [name for name, default in self._defaults.items() if isinstance(default, list)]
 
     def read(self, given: QueryParams | Headers) -> tuple[dict[str, Any], list[Any]]:
@@ -276,5 +276,5 @@ async def _body_of(request: Request) -> Any:
     except json.JSONDecodeError as exc:
         said = {"type": "json_invalid", "loc": ("body", exc.pos), "msg": "JSON decode error", "input": {}}
         raise RequestValidationError([said | {"ctx": {"error": exc.msg}}], body=exc.doc) from exc
-    except (ValueError, RecursionError) as exc:  # another encoding, or a number without end
+    except (ValueError, RecursionError) as exc:  # another encoding, or a number with too many digits
         raise HTTPException(400) from exc

@@ -1,4 +1,4 @@
-"""Which HTTP status an error becomes, and its problem document (RFC 9457). Routes have no `try`."""
+"""Map errors to HTTP statuses and problem documents (RFC 9457). Routes have no `try`."""
 
 import http
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ MEDIA_TYPE = "application/problem+json"
 
 log = structlog.get_logger("vitrina.api")
 
-# The first class that fits decides, so subclasses stand above their bases.
+# The first matching class decides, so subclasses come before their bases.
 STATUSES: dict[type[errors.VitrinaError], int] = {
     errors.NotFound: 404,
     errors.Conflict: 409,
@@ -100,7 +100,7 @@ def _code(error: errors.VitrinaError, fields: tuple[errors.FieldError, ...]) -> 
 
 
 def _on_validation(request: Request, error: Exception) -> JSONResponse:
-    """Answer what FastAPI itself refuses in our words: 400 for broken JSON, 422 for wrong values."""
+    """Report what FastAPI itself refuses in the words of this API: 400 for broken JSON, 422 for wrong values."""
     assert isinstance(error, RequestValidationError)
     details = [{**detail, "loc": _place(detail["loc"])} for detail in error.errors()]
     if any(detail["type"] == "json_invalid" for detail in details):

@@ -1,4 +1,4 @@
-"""Counts of wrong tokens by address: the brake on guessing."""
+"""Count wrong tokens by address, to slow down guessing."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ class FailedAttempts:
         self._lock = threading.Lock()
 
     def failed(self, address: str) -> bool:
-        """Count one more. Return True when there were too many of late."""
+        """Count one more wrong token. Return True when there were too many recently."""
         with self._lock:
             too_many = self._recent(address) >= self._limit
             self._failures.setdefault(address, deque(maxlen=self._limit)).append(time.monotonic())

@@ -1,4 +1,4 @@
-"""Events from the metastore to many listeners: one LISTEN for the whole process, in the order of their ids."""
+"""Distribute events of the metastore to many listeners, in the order of their ids, with one LISTEN per process."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ _CHANNEL = "vitrina_events"
 _LOOK_SECONDS = 1.0
 _RECONNECT_SECONDS = 1.0
 # Ids are taken before they are committed: a number that is missing may still come. One that was rolled back never
-# does, so the wait is short; a straggler behind it is delivered late rather than lost.
+# does, so the wait is short; an id that is committed after the wait is delivered late rather than lost.
 _GAP_SECONDS = 1.0
 _GAP_LOOK_SECONDS = 0.05
 _QUEUE_LENGTH = 1000
@@ -66,7 +66,7 @@ class EventFeed:
             self._thread.join(timeout=2 * _LOOK_SECONDS)
 
     async def listen(self, replay: Callable[[], list[Event]]) -> AsyncIterator[Event]:
-        """Yield what `replay` gives, then everything new. Nothing is missed in between, and nothing comes twice."""
+        """Yield the events of `replay`, then every new one. None is missed in between, and none comes twice."""
         listener = _Listener(asyncio.get_running_loop())
         with self._registered(listener):
             seen = set()
@@ -107,7 +107,7 @@ class EventFeed:
                 self._deliver_late(connection, notified & self._skipped)
 
     def _deliver_new(self, connection: database.Connection) -> bool:
-        """Deliver everything up to the first gap that is still young. Return True when there is one."""
+        """Deliver everything up to the first gap that may still be filled. Return True when there is one."""
         for event in events.list_after(connection, self._newest):
             if event["id"] > self._newest + 1 and event["age"] < _GAP_SECONDS:
                 return True
@@ -131,7 +131,7 @@ class EventFeed:
 
 
 class _Listener:
-    """One open stream. A reader that cannot keep up is ended; it comes back with its Last-Event-ID."""
+    """Represent one open stream. A reader that cannot keep up is disconnected; it reconnects with its Last-Event-ID."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.queue: asyncio.Queue[Event | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""Around every request: a request id, a limit on the body, security headers, one log line, its metrics and trace."""
+"""Wrap every request: request id, limit on the body, security headers, one log line, metrics and trace."""
 
 import asyncio
 import os
@@ -18,16 +18,16 @@ from vitrina.observe.tracing import OpenSpan, Tracing
 log = structlog.get_logger("vitrina.api")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-# For a body from its beginning to its end.
+# Time for a whole body, from its first byte to its last.
 BODY_SECONDS = 60.0
 _DRAINED_BYTES = 8 * MAX_BODY_BYTES
-# Asked every few seconds by programs: a trace of each would hide the others.
+# Programs call these every few seconds; traces of them would hide the others.
 _UNTRACED = frozenset({"/health", "/livez", "/metrics", "/readyz"})
-# A client may send any word as a method, and every label value is kept for ever.
+# A client may send any word as a method, and every label value is kept until the process ends.
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
-# The console is served from here, and nothing comes from anywhere else.
+# The console is served from here and loads nothing from other hosts.
 _PAGE_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; base-uri 'none';"
     " form-action 'self'; frame-ancestors 'none'; object-src 'none'"
@@ -55,7 +55,7 @@ class RequestContextMiddleware:
             ["method", "route", "status"],
             registry=registry,
         )
-        # Routes, methods and statuses are few; finding their place among the labels takes longer than counting.
+        # There are few routes, methods and statuses, and looking up the labels takes longer than counting.
         self._seconds_of = cache(self._seconds.labels)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +104,7 @@ class RequestContextMiddleware:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """Represent one request and its answer."""
 
     def __init__(self, receive: Receive, send: Send, request_id: str, length: bytes) -> None:
         self._receive, self._send, self._request_id = receive, send, request_id
@@ -126,7 +126,7 @@ class _Exchange:
         """Receive the body within `BODY_SECONDS`. After it, wait for the end of the connection without a limit."""
         if self._is_whole:
             return await self._receive()
-        # From when it is asked for: what happens before is not the client's doing.
+        # The time starts when the application asks for the body: the client is not responsible for what happens before.
         self._body_until = self._body_until or asyncio.get_running_loop().time() + BODY_SECONDS
         try:
             async with asyncio.timeout_at(self._body_until):

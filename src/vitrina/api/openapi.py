@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with our problem documents and the schema of partial changes put in."""
+"""Build the OpenAPI document: FastAPI's, with problem documents and the schema of partial changes added."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ _WORDS = {
     400: "The body is not JSON.",
     401: "No valid token.",
     403: "The token's role is not enough.",
-    404: "There is no such thing.",
-    409: "Its state does not allow it now.",
-    412: "Somebody changed it since you read it.",
+    404: "The resource does not exist.",
+    409: "The state of the resource does not allow the request now.",
+    412: "The resource has changed since you read it.",
     413: "The body is too large.",
-    422: "A value is not acceptable.",
+    422: "A value is not valid.",
     429: "Too many wrong tokens.",
     503: "The metastore does not answer.",
 }
@@ -102,7 +102,7 @@ def _change_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "title": f"{schema['title']} change",
-        "description": "Only the fields that shall change.",
+        "description": "Only the fields to change.",
         "properties": properties,
         "additionalProperties": False,
     }

@@ -1,4 +1,4 @@
-"""Keyset pagination: an opaque cursor says where the last page ended, so that pages neither overlap nor skip."""
+"""Paginate by key: an opaque cursor marks where the last page ended, so that pages neither overlap nor skip rows."""
 
 import base64
 import binascii
@@ -33,7 +33,7 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number)]
 
 Labels = Annotated[
     list[Annotated[str, Field(max_length=301, pattern=r"^[^\x00]+$")]],
-    Query(max_length=20, description="`key=value`, or `key` with any value; each of them."),
+    Query(max_length=20, description="`key=value`, or `key` with any value. A pipeline must match all of them."),
 ]
 
 Row = dict[str, Any]
@@ -54,7 +54,7 @@ def encode(position: list[Any]) -> str:
 
 
 def decode(cursor: str | None, *kinds: Callable[[Any], Any]) -> list[Any] | None:
-    """Decode a position, each part by its kind. Raise `InvalidField` for a cursor that we never gave out."""
+    """Decode a position, each part by its kind. Raise `InvalidField` for a cursor that this API did not issue."""
     if cursor is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The API's connections to the metastore: few, short-lived in use, and never waiting for long."""
+"""Pool the API's connections to the metastore: few, used briefly, and never waited for long."""
 
 import select
 import time
@@ -13,20 +13,20 @@ from vitrina.store.prepared import PreparingConnection
 
 Pool = ConnectionPool[Connection]
 
-# A request that cannot be served soon is better refused: its client is waiting.
+# Refuse a request that cannot be served soon, because its client is waiting.
 _LIMITS = {"statement_timeout": "30s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "30s"}
-# What lay longer may have been forgotten by something in between, which tells nobody: asking finds out.
+# A firewall or proxy may drop an idle session without notice. A session idle for longer is checked with a query.
 _TRUSTED_SECONDS = 30.0
 
 
 class PooledConnection(PreparingConnection):
-    """A session that remembers when it was last found alive."""
+    """Represent a session that remembers when it was last found alive."""
 
     alive_at = 0.0
 
 
 def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds: float = 5.0) -> Pool:
-    """Make a pool that is not open yet. When the metastore is away, requests fail with 503 and the process goes on."""
+    """Build a closed pool. When the metastore is away, requests fail with 503 and the process keeps running."""
     session = database.SESSION | _LIMITS
     options = database.options_of(session)
     return ConnectionPool(
@@ -52,7 +52,7 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
 
 
 def _check(connection: Connection) -> None:
-    """Check a session that may have died in the pool. A server that ends one says so: there is something to read.
+    """Check a session that may have died in the pool. A server that ends one sends a message, so there is data to read.
 
     Nothing else is sent unasked, so a quiet session that was in use a moment ago is used without a query. Querying each
     one would take as long as the work it is needed for.

@@ -1,4 +1,4 @@
-"""What requests may carry beside a whole definition, with the examples that the documentation shows."""
+"""Define request bodies other than a whole definition, with the examples that the documentation shows."""
 
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -48,7 +48,7 @@ CHANGE_EXAMPLES: dict[str, Any] = {
         "summary": "Every night at three in Moscow",
         "value": {"schedule_interval": "0 3 * * * Europe/Moscow"},
     },
-    "options": {"summary": "One option; null takes it back", "value": {"options": {"allow_shrink": True}}},
+    "options": {"summary": "One option; null resets it", "value": {"options": {"allow_shrink": True}}},
 }
 
 
@@ -78,7 +78,7 @@ LabelValue = Annotated[str, Field(max_length=labels.MAX_VALUE, pattern=r"^[^\x00
 
 
 class NewPipeline(Definition):
-    """A definition, and the labels that the pipeline shall have."""
+    """Represent a definition, and the labels of the pipeline."""
 
     labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
@@ -93,15 +93,15 @@ class NewPipeline(Definition):
 
 
 class TaskPlan(Strict):
-    """The whole plan. Steps that it does not name are removed."""
+    """Represent a whole task plan. Steps that it does not name are removed."""
 
     items: list[Task] = Field(max_length=MAX_TASKS, examples=[TASKS])
 
 
 class RunRequest(Strict):
-    """How a run is asked for."""
+    """Represent the request of a run."""
 
-    trigger: Literal["api", "manual"] = Field("api", description="`manual` when a person asked.")
+    trigger: Literal["api", "manual"] = Field("api", description="`manual` if a person requests the run.")
     since: str | None = Field(
         None, max_length=1000, description="Backfill from this value of incremental_key on.", examples=[None]
     )
@@ -121,18 +121,18 @@ class RunRequest(Strict):
 
 
 class CancelRequest(Strict):
-    """Whose run is meant."""
+    """Represent the request to cancel a run."""
 
     run_requested_at: AwareDatetime | None = Field(
         None,
         strict=False,  # text in JSON
-        description="As `run` answered it: ends the run of that request, and no other (409). Null: whatever there is.",
+        description="As `run` answered it: cancel the run of that request, and no other (409). Null: cancel any run.",
         examples=[None],
     )
 
 
 class NewState(Strict):
-    """Where the next run shall start."""
+    """Represent the position that the next run starts from."""
 
     cursor: str | None = Field(
         None, max_length=1000, description="A value of incremental_key; null: from the beginning.", examples=[None]
@@ -140,36 +140,36 @@ class NewState(Strict):
 
 
 class PreviewRequest(Strict):
-    """How much to show."""
+    """Represent the request of a preview."""
 
     limit: Annotated[int, _Whole] = Field(20, ge=1, le=1000)
 
 
 class ReconcileRequest(Strict):
-    """How closely to look, and what to do about differences."""
+    """Represent the request of a comparison of source and target."""
 
     level: Literal["quick", "full", "sample"] = Field(
         "full",
         description="`quick`: counts and ends of key and cursor. `full`: every row and column. `sample`: random keys.",
     )
-    repair: bool = Field(False, description="Bring the rows that differ up to date; otherwise they are only listed.")
+    repair: bool = Field(False, description="Update the rows that differ; otherwise they are only listed.")
     limit: Annotated[int, _Whole] = Field(100, ge=1, le=10_000, description="How many differing keys to list.")
 
 
 class ReplayRequest(Strict):
-    """Which dead letters to send again."""
+    """Represent the request to replay dead letters."""
 
     pipeline: str = Field(min_length=1, max_length=100)
     letters: list[Annotated[int, Field(ge=1, le=2**53 - 1), _Whole]] | None = Field(
-        None, min_length=1, max_length=10_000, description="These alone, by their ids; otherwise all that are open."
+        None, min_length=1, max_length=10_000, description="Only these, by id; otherwise all open ones."
     )
     reason: str | None = Field(
-        None, max_length=10_000, pattern=r"^[^\x00]*$", description="Those of this group of `/dead-letters/groups`."
+        None, max_length=10_000, pattern=r"^[^\x00]*$", description="Those in this group of `/dead-letters/groups`."
     )
 
 
 class TokenRequest(Strict):
-    """Whom the token is for."""
+    """Represent the request of a token."""
 
     name: str = Field(pattern=tokens.NAME, examples=["airflow"])
     role: Literal["viewer", "operator", "admin"] = "viewer"
@@ -177,20 +177,20 @@ class TokenRequest(Strict):
 
 
 class ManifestFile(Strict):
-    """One file; its path stands in messages."""
+    """Represent one file. Messages name its path."""
 
     path: str = Field(min_length=1, max_length=1000, examples=["pipelines/films.yaml"])
     text: str
 
 
 class ApplyRequest(Strict):
-    """YAML documents, as files or as one text."""
+    """Represent YAML documents, as files or as one text."""
 
     files: list[ManifestFile] = Field(default_factory=list, max_length=10_000)
     documents: str | None = Field(None, examples=[MANIFEST])
-    dry_run: bool = Field(False, description="Say what would change, and change nothing.")
+    dry_run: bool = Field(False, description="Report what would change, and change nothing.")
     prune: bool = Field(False, description="Delete pipelines of the same `managed_by` that no document names.")
     managed_by: str = Field("file", pattern=manifests.OWNER, description="Who owns these pipelines.")
     require_plans: list[Annotated[UUID, Field(strict=False)]] = Field(
-        default_factory=list, max_length=1_000, description="Apply only what these plans looked at: 409 otherwise."
+        default_factory=list, max_length=1_000, description="Apply only what these plans cover; 409 otherwise."
     )

@@ -1,4 +1,4 @@
-"""Who may come in: bearer tokens with roles, a brake on guessing, and auth off only where nobody else can come."""
+"""Authenticate callers: bearer tokens with roles, a limit on guesses, and authentication off only on loopback."""
 
 import ipaddress
 from collections.abc import Callable, Coroutine
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Needs:
-    """Dependency of a route: the caller, if the role is enough. `GuardedRoute` has looked already."""
+    """Return the caller of a route if its role is sufficient. `GuardedRoute` has authenticated it."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -70,7 +70,7 @@ class Needs:
 
 
 class GuardedRoute(APIRoute):
-    """Authenticate the caller before reading the body: a stranger's body is not even parsed."""
+    """Authenticate the caller before the body is read, so that a stranger's body is not even parsed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -87,7 +87,7 @@ class GuardedRoute(APIRoute):
         return guarded
 
     def finish(self, request: Request, response: Response) -> Response:
-        """Make of an answer what this caller is sent, whichever way it came about; may take a while."""
+        """Convert an answer to what this caller may see, whichever route built it. This may take a while."""
         return viewers.shown_to_viewers(response) if request.method == "GET" and is_viewer(request) else response
 
 
@@ -97,9 +97,9 @@ def is_viewer(request: Request) -> bool:
 
 
 async def refuse_deep_body(request: Request) -> None:
-    """Refuse a body nested deeper than later code recurses: a text of a few kilobytes could exhaust the stack."""
+    """Refuse a body that is nested too deeply: a text of a few kilobytes could exhaust the stack of recursive code."""
     body = await request.body()
-    # A thread only for what may take long: most bodies do not even have so many brackets.
+    # Use a thread only if it may take long: most bodies have fewer brackets than that.
     if json_values.may_be_deeper(body, json_values.MAX_DEPTH_WRAPPED) and await run_in_threadpool(
         json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED
     ):
@@ -121,8 +121,8 @@ def _authenticated(request: Request, state: AppState) -> Caller:
     with state.pool.connection() as connection:
         caller = tokens.authenticate(connection, secret, request_id=request.state.request_id)
     if caller is None:
-        # 256 random bits are not guessed, so each token is looked up: a brake for whoever tries and for the log, not a
-        # lock that somebody else could turn.
+        # Each token is looked up, even from an address with many wrong ones: 256 random bits cannot be guessed, and a
+        # lock on the address would let one client shut out the others there. The limit only keeps the log short.
         if state.failed_attempts.failed(address):
             raise TooManyRequests(say("request.too_many_attempts"))
         log.warning("api.wrong_token", address=address, path=request.url.path[:200])

@@ -1,4 +1,4 @@
-"""How the application is served: the options of uvicorn and of its socket, and how many may come, in one place."""
+"""Configure how the application is served: the options of uvicorn and of its socket, and the limit on connections."""
 
 import asyncio
 import re
@@ -13,13 +13,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from vitrina.settings import Settings
 
 # Longer than a load balancer keeps an idle connection: the side that closes first must not be this one, or a
-# request that is on its way meets a closed door.
+# request that is on its way meets a closed connection.
 _KEEP_ALIVE_SECONDS = 75
-# Event streams stay open for ever, so a stop must not wait for their clients.
+# Event streams never end by themselves, so a stop must not wait for their clients.
 _STOP_SECONDS = 3
 # From the connection, or the first byte of a further request, to the end of its headers.
 HEADER_SECONDS = 10.0
-# Of an address with its headers, and of whatever else comes between two parts of a body: the parser itself keeps all.
+# Limit of an address with its headers, and of anything between two parts of a body: the parser itself has no limit.
 MAX_HEAD_BYTES = 64 * 1024
 # The parser refuses methods that are not registered, so it reads another in their place. It is left alone with those
 # that it knows well, and with the first word of HTTP/2.
@@ -41,13 +41,13 @@ def make_server(
             app,
             http=_protocol(max_connections(settings)),
             loop="uvloop",
-            lifespan="on",  # what fails there must not be taken for an application that has none
+            lifespan="on",  # a failure there must not be mistaken for an application without a lifespan
             log_config=None,
             access_log=access_log,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
-            # uvicorn would believe any process of this machine.
+            # uvicorn would trust any process of this machine.
             proxy_headers=bool(settings.trusted_proxies),
             forwarded_allow_ips=settings.trusted_proxies or None,
         )
@@ -55,7 +55,7 @@ def make_server(
 
 
 def max_connections(settings: Settings) -> int:
-    """Limit connections to half of the descriptors that the process may open: the metastore needs some, too."""
+    """Limit connections to half of the descriptors that the process may open: the metastore needs some too."""
     may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return settings.api_max_connections if may_open < 0 else max(8, min(settings.api_max_connections, may_open // 2))
 
@@ -70,8 +70,8 @@ def _protocol(most: int) -> type[HttpToolsProtocol]:
 class BoundedProtocol(HttpToolsProtocol):
     """Close connections on which no request arrives, and keep room for those on which one will.
 
-    A client that only opens connections, or keeps them open after an answer, takes neither descriptors nor places from
-    others. When all places are taken, the connection that has been without a request for longest is closed.
+    A client that only opens connections, or keeps them open after an answer, takes neither descriptors nor slots from
+    others. When all slots are taken, the connection that has been without a request for longest is closed.
     """
 
     most_connections = 500
@@ -92,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_headers()
         if len(self.connections) > self.most_connections:
             idle = [c for c in self.connections if isinstance(c, BoundedProtocol) and c._can_go]
-            # Itself, when all the others are being served.
+            # This connection itself, when all others are being served.
             min(idle, key=lambda connection: connection._idle_since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_headers()
 
     def _readable(self, data: bytes) -> bytes:
-        """Replace an unusual method for the parser, so that the application refuses it and names what can be used."""
+        """Replace an unusual method for the parser. The application then refuses it and lists the allowed methods."""
         found = _METHOD.match(data) if self._is_between_messages else None
         self._is_between_messages = False
         if found is None or found[0] in _READ_AS_THEY_ARE:
@@ -126,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._odd_method = found[0].decode("ascii")
         return _READ_INSTEAD + data[found.end() :]
 
-    # What the parser tells. An exception here becomes a 400, and the end of the connection.
+    # Callbacks of the parser. An exception here becomes a 400 and ends the connection.
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._hosts = 0
@@ -144,12 +144,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hosts += 1
 
     def on_headers_complete(self) -> None:
-        # Two hosts are a way around a proxy's rules, and HTTP/1.1 knows no request without one.
+        # Two Host headers could bypass a proxy's rules, and HTTP/1.1 requires one.
         if self._hosts > 1 or (self._hosts == 0 and self.parser.get_http_version() == "1.1"):
-            raise ValueError("a request names its host once")
+            raise ValueError("a request must have exactly one Host header")
         self._bytes_without_part = 0
         super().on_headers_complete()
-        if self._odd_method is not None:  # nobody has looked at the request yet
+        if self._odd_method is not None:  # the application has not seen the request yet
             self.scope["method"], self._odd_method = self._odd_method, None
 
     def on_body(self, body: bytes) -> None:

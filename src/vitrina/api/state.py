@@ -1,4 +1,4 @@
-"""What the routes of one application share: settings, the connection pool, the event feed."""
+"""Hold what the routes of one application share: settings, the connection pool, the event feed."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass
 class AppState:
-    """Made once by `create_app`."""
+    """Hold the state of one application. `create_app` builds it once."""
 
     settings: Settings
     pool: Pool

@@ -1,4 +1,4 @@
-"""What a viewer is not shown: values of rows, in messages of errors and in dead letters. Operators see them."""
+"""Hide values of rows from viewers, in error messages and dead letters. Operators see them."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import Response
 
 SHOWN_INSTEAD = "(for operators)"
-# Where answers and events say what went wrong.
+# Fields of answers and events that contain error messages.
 _MESSAGES = frozenset({"delivery_error", "error", "error_message", "last_error", "message", "notes", "refusals"})
 _ROWS = frozenset({"document", "max_value", "min_value", "offending_rows", "sample_rows", "top_values"})
-# At a glance: an answer in which all of these are null, or missing, is shown as it is.
+# A quick test: an answer in which all of these are null or missing is returned unchanged.
 _MAY_HOLD_VALUES = re.compile(rf'"(?:{"|".join(sorted(_MESSAGES | _ROWS))})"\s*:\s*(?!null)'.encode())
-# As Postgres, search servers and our own messages write values: names stand in double quotes without a colon.
+# How Postgres, search servers and this platform quote values. Names are in double quotes without a colon before.
 _VALUES = (
     (re.compile(r"(Failing row contains |\)=)\(.*?\)(?=[.\s]|$)", re.DOTALL), r"\1(…)"),
     (re.compile(r"(: |value |value of |values )\"(?:[^\"]|\"\")*\""), r'\1"…"'),

@@ -1,10 +1,10 @@
-"""The command line: `vitrina` on a shell. Everything heavy is imported by the command that needs it."""
+"""The command line `vitrina`. Heavy modules are imported only by the commands that need them."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command and end with the exit code that says how it went."""
+    """Run the command and exit with the code of its outcome."""
     from vitrina.cli import app, exits
     from vitrina.errors import VitrinaError
 

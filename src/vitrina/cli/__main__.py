@@ -1,4 +1,4 @@
-"""`python -m vitrina.cli` is `vitrina`: how commands start other commands with the same interpreter."""
+"""Run `vitrina` as `python -m vitrina.cli`, by which commands start other commands with the same interpreter."""
 
 from vitrina.cli import main
 

@@ -1,4 +1,4 @@
-"""Every command of `vitrina` in one place. What a command needs is loaded when it is the one that was called."""
+"""Register every command of `vitrina`. The module of a command is imported only when it is called."""
 
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as 
 
 @dataclass(frozen=True)
 class Entry:
-    """A command, or a group of them: its name, and `module.attribute` below `vitrina.cli`."""
+    """Represent a command or a group: its name, and `module.attribute` below `vitrina.cli`."""
 
     name: str
     place: str
@@ -97,7 +97,7 @@ def make_app(entries: tuple[Entry, ...] = COMMANDS) -> typer.Typer:
 
 
 def called(words: list[str]) -> tuple[Entry, ...]:
-    """Find the command that the first word names; all of them for help, for completion and for an unknown word."""
+    """Find the command that the first word names. Return all commands for help, completion and an unknown word."""
     named = tuple(entry for entry in COMMANDS if words and entry.name == words[0])
     return named or COMMANDS
 
@@ -114,6 +114,6 @@ def _show_version(wanted: bool) -> None:
 
 def _vitrina(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None: ...

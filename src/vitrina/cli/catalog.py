@@ -1,4 +1,4 @@
-"""What the installation has: transforms, connectors, and the documents that targets refused."""
+"""Commands that list transforms, connectors and dead letters of the installation."""
 
 from typing import Annotated
 
@@ -13,11 +13,11 @@ from vitrina.errors import NotFound
 
 transforms = typer.Typer(help="Python steps that runners have.", no_args_is_help=True, rich_markup_mode=None)
 connectors = typer.Typer(help="Kinds of sources and targets.", no_args_is_help=True, rich_markup_mode=None)
-dead_letters = typer.Typer(help="Documents that a target refused.", no_args_is_help=True, rich_markup_mode=None)
+dead_letters = typer.Typer(help="Rejected rows and documents.", no_args_is_help=True, rich_markup_mode=None)
 
 transforms.command(name="test")(steps.try_step)
 
-# How many are looked through for one number.
+# How many are searched for one id.
 LETTERS_SEARCHED = 10_000
 
 TRANSFORM_COLUMNS = [
@@ -65,11 +65,11 @@ def list_connectors(output: Output = Format.TABLE) -> None:
 @dead_letters.command(name="list")
 def list_dead_letters(
     pipeline: OptionalPipelineName = None,
-    resolved: Annotated[bool, typer.Option("--resolved", help="Those that were resolved, instead.")] = False,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Show resolved ones instead.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many.", min=1)] = 50,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show refused documents."""
+    """Show dead letters."""
     with remote.api() as client:
         found = client.list_dead_letters(pipeline, resolved=resolved, limit=limit)
     show_list(found, LETTER_COLUMNS, output, empty="no dead letters")
@@ -79,7 +79,7 @@ def list_dead_letters(
 def show(
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="As `list` shows it.")], output: Output = Format.TABLE
 ) -> None:
-    """Show one refused document whole."""
+    """Show one dead letter in full."""
     with remote.api() as client:
         for resolved in (False, True):
             for letter in client.list_dead_letters(resolved=resolved, limit=LETTERS_SEARCHED):
@@ -92,12 +92,12 @@ def show(
 @dead_letters.command()
 def replay(
     pipeline: PipelineName,
-    numbers: Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="These letters alone.")] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="Only these dead letters.")] = None,
     *,
     timeout: Timeout = RECONCILE_SECONDS,
     output: Output = Format.TABLE,
 ) -> None:
-    """Read refused rows again and send them again.
+    """Read rejected rows again and replay them.
 
     Dead letters whose rows are accepted are marked resolved. Exit code 1 if any was refused again.
     """

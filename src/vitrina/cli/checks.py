@@ -1,4 +1,4 @@
-"""Verbs whose work a runner does: validate, preview, reconcile."""
+"""Commands whose work a runner does: validate, preview, reconcile."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -50,7 +50,7 @@ def validate(
     if _problems(report):
         raise typer.Exit(ExitCode.INVALID_CONFIG)
     if file is not None:
-        local.say("its query was not tried on the source: save the pipeline, then `vitrina validate NAME` does")
+        local.say("its query was not tried on the source: save the pipeline, then run `vitrina validate NAME`")
 
 
 def preview(
@@ -79,9 +79,9 @@ class Level(StrEnum):
 def reconcile(
     pipeline: PipelineName,
     level: Annotated[
-        Level, typer.Option(help="quick: counts and ends; full: every row and column; sample: random keys.")
+        Level, typer.Option(help="quick: counts, minimum and maximum; full: every row and column; sample: random keys.")
     ] = Level.FULL,
-    repair: Annotated[bool, typer.Option("--repair", help="Also correct what differs.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Also repair the rows that differ.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many differing keys to list.", min=1)] = 100,
     *,
     save: Annotated[
@@ -91,9 +91,9 @@ def reconcile(
     timeout: Timeout = RECONCILE_SECONDS,
     output: Output = Format.TABLE,
 ) -> None:
-    """Prove that a mart equals its source.
+    """Check that a mart equals its source.
 
-    Exit code 1 if it does not, and was not repaired.
+    Exit code 1 if it does not and was not repaired.
     """
     if save is not None and save.suffix not in _FILE_FORMATS:
         raise typer.BadParameter(f"{save} must end in .csv or .json", param_hint="--save")
@@ -154,9 +154,9 @@ def _repair_line(done: dict[str, Any]) -> str | None:
         return None
     if not done["done"]:
         return f"--repair would write {text(done['upserts'])} rows and delete {text(done['deletes'])}"
-    paused = "; paused, ask again for the rest" if done["paused"] else ""
+    paused = "; paused, run it again for the rest" if done["paused"] else ""
     written = done["inserted"] + done["updated"]
-    refused = f"; {text(done['rejected'])} were refused: `vitrina dead-letters list`" if done.get("rejected") else ""
+    refused = f"; {text(done['rejected'])} were rejected: `vitrina dead-letters list`" if done.get("rejected") else ""
     return f"wrote {text(written)} rows, deleted {text(done['deleted'])}{refused}{paused}"
 
 
@@ -180,7 +180,7 @@ def _print_report(report: "ValidationReport") -> None:
 
 
 def _findings(result: dict[str, Any]) -> dict[str, object]:
-    """Collect what the runner found out: the plan with its reasons, and the columns that the target gets."""
+    """Collect the runner's findings: the plan with its reasons, and the columns of the target."""
     plan = result.get("plan") or {}
     exists = result.get("target_exists")
     return {
@@ -197,7 +197,7 @@ def _findings(result: dict[str, Any]) -> dict[str, object]:
 
 def _problems(report: "ValidationReport") -> list[str]:
     found = [f"{error.path}: {error.message}" if error.path else error.message for error in report.errors]
-    # The server counts the runner's finding only if it came while it waited.
+    # The server includes the runner's finding only if it arrived while the server waited.
     if report.deep is not None and report.deep.error is not None and report.valid:
         found.append(text(report.deep.error.get("message", report.deep.error)))
     return found

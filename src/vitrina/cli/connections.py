@@ -24,10 +24,12 @@ LIST_COLUMNS = [
     Column("database", lambda row: row["database"]),
     Column("set by", lambda row: row["set_by"], leaves=1),
 ]
-# As long as a runner may take to log in somewhere and look round, and a little more.
+# A little longer than a runner may take to log in and check a connection.
 RUNNER_SECONDS = 60.0
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As pipelines name it: small letters, digits and _.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name for use in pipelines: lower-case letters, digits and _.")
+]
 
 
 @group.command(name="list")
@@ -49,7 +51,7 @@ def list_connections(output: Output = Format.TABLE) -> None:
 
 
 def _place(settings: "Settings", name: str) -> str:
-    """Describe the address without the password; for another system than Postgres, without the login."""
+    """Describe the address without the password; for systems other than Postgres, without the login."""
     from urllib.parse import urlsplit
 
     from vitrina.store import database
@@ -65,9 +67,9 @@ def _place(settings: "Settings", name: str) -> str:
 @group.command()
 def add(
     name: Name,
-    replace: Annotated[bool, typer.Option("--replace", help="Enter another URL for one that is kept.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the URL of a stored connection.")] = False,
 ) -> None:
-    """Keep a connection in the metastore, sealed.
+    """Store a connection in the metastore, sealed.
 
     Asks for its URL, postgresql://LOGIN:PASSWORD@HOST:5432/DATABASE, or reads it from standard input. It is never shown
     again; runners use it without a restart.
@@ -84,7 +86,7 @@ def add(
 
 @group.command()
 def remove(name: Name) -> None:
-    """Forget a connection that the metastore keeps.
+    """Delete a connection from the metastore.
 
     Refused while pipelines use it.
     """
@@ -92,14 +94,14 @@ def remove(name: Name) -> None:
 
     with _metastore() as (settings, metastore):
         connections.remove(_required(metastore), _environment_only(settings), tokens.caller(), name.lower())
-    local.say(f"connection {name} is forgotten")
+    local.say(f"connection {name} is deleted")
 
 
 @group.command()
 def rotate() -> None:
-    """Seal kept connections again with the newest key.
+    """Seal stored connections again with the newest key.
 
-    That is the first one of VITRINA_SECRET_KEY; the others of it open them.
+    That is the first key of VITRINA_SECRET_KEY; its other keys only open connections.
     """
     from vitrina import sealing
     from vitrina.services import audit
@@ -120,20 +122,20 @@ def rotate() -> None:
                 if kept_connections.reseal(metastore, name, found[name], anew):
                     after = {"key_id": anew.key_id}
                     audit.record(metastore, tokens.caller(), "rotate_connection", f"connection:{name}", after=after)
-    local.say(f"{len(urls)} of {len(found)} connections sealed anew, with the key {current}")
+    local.say(f"{len(urls)} of {len(found)} connections sealed again with the key {current}")
 
 
 @group.command(name="test")
 def try_connections(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="These; all, if none is named.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of connections. [default: all]")
     ] = None,
-    by_runner: Annotated[bool, typer.Option("--by-runner", help="Let a runner try it, from where it is.")] = False,
+    by_runner: Annotated[bool, typer.Option("--by-runner", help="Let a runner test it, from its own machine.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Log in and report what is wrong, with the statement that corrects it.
 
-    From this machine, with its settings, unless --by-runner is given or the key of a kept connection is not here.
+    From this machine, with its settings, unless --by-runner is given or the key of a stored connection is missing here.
     Exit code 1 if a connection cannot be used.
     """
     from vitrina.store import connections
@@ -176,7 +178,9 @@ def _ask_runner(settings: "Settings", metastore: "Connection", name: str) -> lis
     from vitrina.services import requests
 
     if not requests.somebody_works(metastore, settings):
-        raise CannotConnect(f"connection {name!r} is tried by a runner, and none is alive: start `vitrina runner`")
+        raise CannotConnect(
+            f"connection {name!r} has to be tested by a runner, and none is alive: start `vitrina runner`"
+        )
     asked = requests.ask_to_try(metastore, tokens.caller(), name)
     asked = requests.wait_for(lambda: nullcontext(metastore), asked, seconds=RUNNER_SECONDS)
     if asked["error"] is not None:
@@ -189,14 +193,14 @@ def _ask_runner(settings: "Settings", metastore: "Connection", name: str) -> lis
 
 @contextmanager
 def _metastore() -> Iterator[tuple["Settings", "Connection | None"]]:
-    """Yield settings with the kept connections in them, and the metastore. It is None where it cannot be asked yet."""
+    """Yield settings that include stored connections, and the metastore, which is None if it cannot be used yet."""
     from vitrina.store import database, migrate
 
     with local.database(local.load_settings(), migrated=False) as settings:
         try:
             session = database.connect(settings.require_database_url(), "vitrina:connections")
         except CannotConnect:
-            yield settings, None  # the connection `default` is what has to be tried then
+            yield settings, None  # in that case the connection `default` has to be tested
             return
         with session, database.translated("working on the metastore"):
             if migrate.current_version(session) != migrate.newest_version():
@@ -206,7 +210,7 @@ def _metastore() -> Iterator[tuple["Settings", "Connection | None"]]:
 
 
 def _kept(settings: "Settings", metastore: "Connection | None") -> dict[str, str]:
-    """List connections that only the metastore keeps, with the name of the user who entered each."""
+    """List connections that only the metastore has, with the name of the user who set each."""
     from vitrina.store import kept_connections
 
     if metastore is None:
@@ -217,17 +221,17 @@ def _kept(settings: "Settings", metastore: "Connection | None") -> dict[str, str
 
 def _required(metastore: "Connection | None") -> "Connection":
     if metastore is None:
-        raise ConfigError("the metastore cannot be used yet: `vitrina doctor` says why (`vitrina migrate` makes it)")
+        raise ConfigError("the metastore cannot be used yet: `vitrina doctor` says why (`vitrina migrate` creates it)")
     return metastore
 
 
 def _environment_only(settings: "Settings") -> "Settings":
-    """Load the settings without what the metastore keeps, because services tell the two apart."""
+    """Load the settings without stored connections, because services distinguish the two."""
     return local.load_settings(database_url=settings.database_url)
 
 
 def _sealing_key(metastore: "Connection", settings: "Settings") -> bytes | None:
-    """Return None while a runner is alive, whose key is used then; otherwise the key that is here, if there is one."""
+    """Return the key of this machine, if it has one, or None while a live runner's key can be used."""
     from vitrina.store import runners
     from vitrina.unsealing import Keyring
 

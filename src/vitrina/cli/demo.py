@@ -1,4 +1,4 @@
-"""`vitrina demo`: a cinema, its marts filled by real pipelines through a real API and a real runner, and the result."""
+"""`vitrina demo`: load a demo cinema, fill its marts through a real API and runner, and show the result."""
 
 import shlex
 import shutil
@@ -28,7 +28,7 @@ SMALLEST_GENERATED = 1
 COUNTED = {"films": "content.film_work", "people": "content.person", "ratings": "ugc.ratings", "views": "ugc.views"}
 SEED_PIPELINES = ("film_dim_full", "film_rating_agg_full")
 
-# A group is read again, as a whole, when something newer than the checkpoint belongs to it.
+# A whole group is read again when it has a row newer than the checkpoint.
 INCREMENTAL_PIPELINES: tuple[dict[str, Any], ...] = (
     {
         "name": "daily_views",
@@ -74,7 +74,7 @@ GROUP BY a.user_id""",
 )
 
 # Three services in one mart: accounts and logins from auth, watching from ugc, genres from content. Days are counted up
-# to the last sign of life in the cinema, so that a rerun finds nothing to change.
+# to the latest event in the cinema, so that a rerun finds nothing to change.
 SEGMENT_PIPELINES: tuple[dict[str, Any], ...] = (
     {
         "name": "audience_segments",
@@ -216,7 +216,7 @@ def demo(
     ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make a demo cinema, run its pipelines, show the marts."""
+    """Create a demo cinema, run its pipelines, show the marts."""
     with processes.ending_like_ctrl_c():
         settings = _with_cinema(local.load_settings(auth="off"))
         with stack.migrated_database(settings) as (found, _):
@@ -234,19 +234,19 @@ def demo(
 
 
 def _as_typed() -> str:
-    """Name this program so that the shell finds it: by its path where it is not among the commands, as in a clone."""
+    """Return a name by which the shell finds this program: its path if it is not on PATH, as in a clone."""
     typed = Path(sys.argv[0])
     return "vitrina" if shutil.which("vitrina") or typed.name != "vitrina" else shlex.quote(str(typed))
 
 
 def _with_cinema(settings: "Settings") -> "Settings":
-    """Let the demo's pipelines read their sources, unless the user has set which schemas may be read."""
+    """Allow the demo's pipelines to read their sources, unless the user has set the schemas to read."""
     from vitrina.embedded import cinema
 
     if "allowed_source_schemas" in settings.model_fields_set:
         return settings
     if settings.database_url is not None:
-        local.say(f"sources: to go on with this cinema later, set VITRINA_ALLOWED_SOURCE_SCHEMAS={cinema.SCHEMAS}")
+        local.say(f"sources: to continue with this cinema later, set VITRINA_ALLOWED_SOURCE_SCHEMAS={cinema.SCHEMAS}")
     return settings.model_copy(update={"allowed_source_schemas": cinema.SCHEMAS})
 
 
@@ -257,7 +257,7 @@ def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, s
 
     login = settings.admin_url or settings.database_url
     if login is None:
-        raise ConfigError("the demo cinema has no database to go to: set VITRINA_DATABASE_URL")
+        raise ConfigError("the demo cinema needs a database: set VITRINA_DATABASE_URL")
     with (
         database.connect(login.get_secret_value(), "vitrina:demo") as connection,
         database.translated("loading the demo cinema"),
@@ -276,7 +276,7 @@ def _run_pipelines(
 ) -> "tuple[list[Run], list[dict[str, Any]] | None]":
     """Run the demo's pipelines. With `search`, start a search server.
 
-    None: only if there is nothing to fetch, and without it if it does not start.
+    With None, start one only if nothing has to be downloaded, and continue without it if it does not start.
     """
     wanted = settings.elasticsearch_url is None and search_servers.is_at_hand() if search is None else search
     try:
@@ -287,7 +287,7 @@ def _run_pipelines(
 
 
 def _clickhouse() -> str:
-    """Say where the engine keeps its tables. Raise `ConfigError` where it is not installed."""
+    """Return the directory of the engine's tables. Raise `ConfigError` if the engine is not installed."""
     from importlib.util import find_spec
 
     if not (find_spec("chdb") and find_spec("clickhouse_connect")):
@@ -332,11 +332,11 @@ def _run_beside(
             ended = _run_all(client, running, others, searchable=search_url is not None)
             if demo_live.can_follow(settings):
                 demo_live.show(client, running, settings)
-            # Another runner of the same platform, such as that of `vitrina dev`, may know no search server.
+            # Another runner of the same platform, such as that of `vitrina dev`, may have no search server.
             filled = all(map(succeeded, ended))
             return ended, _search(settings, search_url) if search_url and filled else None
         except CannotConnect:
-            # The reason stands in what the process said before it ended, if it did.
+            # If the process has ended, its last lines contain the reason.
             running.children.raise_if_ended()
             raise
 
@@ -348,7 +348,7 @@ def _of_clickhouse(settings: "Settings", url: str | None) -> dict[str, str]:
 
 
 def _keep_quiet(name: str, line: str) -> None:
-    """Hide the logs of API and runner, which are shown only if something goes wrong."""
+    """Hide the logs of API and runner unless something goes wrong."""
 
 
 def _create_missing(client: "Client", others: list[dict[str, Any]], *, searchable: bool) -> None:

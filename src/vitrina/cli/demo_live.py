@@ -1,4 +1,4 @@
-"""The demo's live pipeline: a film is renamed in the source, and the mart shows it while people look."""
+"""The demo's live pipeline: rename a film in the source and measure when the mart shows it."""
 
 import time
 from importlib.util import find_spec
@@ -24,17 +24,17 @@ GROUP BY fw.id, fw.title""",
     "target_key": ["film_id"],
     "mode": "live",
 }
-# Until it follows, and until a change has come through: only bounds a hang.
+# Limits of the waits until it follows, and until a change arrives; they only bound a hang.
 PATIENCE_SECONDS = 60.0
 
 
 def can_follow(settings: "Settings") -> bool:
-    """Tell whether there is a login for the source's log, and the parser that live pipelines need."""
+    """Return whether there is a login for the source's log, and the parser that live pipelines need."""
     return settings.feed_url is not None and settings.admin_url is not None and find_spec("pgparse") is not None
 
 
 def show(client: "Client", running: stack.Stack, settings: "Settings") -> None:
-    """Create and start the pipeline, rename a film in the source, and say when the mart shows it."""
+    """Create and start the pipeline, rename a film in the source, and report when the mart shows it."""
     name = PIPELINE["name"]
     if name not in {pipeline.name for pipeline in client.list_pipelines()}:
         client.create_pipeline(PIPELINE)
@@ -59,7 +59,7 @@ def _await_following(client: "Client", running: stack.Stack, name: str) -> None:
 
 
 def _rename(settings: "Settings") -> float:
-    """Give a film another title and its own one again; returns how long the mart took to show the first."""
+    """Rename a film and restore its title. Return how long the mart took to show the new title."""
     from vitrina.store import database
 
     if settings.admin_url is None:

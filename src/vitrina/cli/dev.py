@@ -17,7 +17,7 @@ RESET = "\x1b[0m"
 
 def dev(
     port: Annotated[
-        int, typer.Option(help="Where the API listens; the next free port if it is busy.", min=1, max=65535)
+        int, typer.Option(help="Port of the API; the next free one if it is busy.", min=1, max=65535)
     ] = servers.DEFAULT_PORT,
     with_search: Annotated[
         bool, typer.Option("--search", help="Also start a search server (needs Java and Maven).")
@@ -30,7 +30,7 @@ def dev(
     except KeyboardInterrupt:
         local.say("stopped")
     except processes.ChildEnded as ended:
-        # Its lines have just been shown.
+        # Its output has just been shown.
         local.say(f"error: {ended.summary}: everything was stopped")
         raise typer.Exit(ended.exit_code if ended.exit_code > 0 else exits.ExitCode.FAILED) from None
 
@@ -47,7 +47,7 @@ def _work(port: int, with_search: bool) -> None:
 
 
 def _say_where(running: stack.Stack, server: "EmbeddedPostgres | None") -> None:
-    # Beside an embedded database the commands find the API by themselves.
+    # With an embedded database, commands find the API without settings.
     told = server or running.port == servers.DEFAULT_PORT
     places = {
         "console": f"{running.url}/",

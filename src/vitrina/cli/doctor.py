@@ -1,4 +1,4 @@
-"""`vitrina doctor`: looks at an installation from all sides and says what to do about what is wrong."""
+"""`vitrina doctor`: check an installation and report each problem with the next step."""
 
 import sys
 import time
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 OLDEST_POSTGRES, NEWEST_POSTGRES = 15, 18
 CLOCK_TOLERANCE_SECONDS = 2.0
-# A request that nobody takes up for this long is stuck.
+# A request that no runner takes for this long is stuck.
 PATIENCE_SECONDS = 60.0
 SHOWN_FAULTS = 20
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and the next step if that is a problem."""
+    """Represent the finding of one check, with the next step if it is a problem."""
 
     check: str
     status: str
@@ -53,7 +53,7 @@ def problems(findings: list[Finding]) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Run every check in turn. What an earlier problem keeps from being checked is left out."""
+    """Run the checks in order. Checks that an earlier problem makes impossible are left out."""
     try:
         settings = local.load_settings()
     except ConfigError as exc:
@@ -166,7 +166,7 @@ def _check_migrations(connection: "Connection") -> Finding:
 def _check_clock(connection: "Connection") -> Finding:
     before = time.time()
     row = _one(connection, "SELECT extract(epoch FROM clock_timestamp())::float8 AS at")
-    # Half of the way there and back is the best guess of when the server looked at its clock.
+    # Half of the round trip is the best estimate of when the server read its clock.
     apart = row["at"] - (before + time.time()) / 2
     if abs(apart) > CLOCK_TOLERANCE_SECONDS:
         return problem(
@@ -176,14 +176,14 @@ def _check_clock(connection: "Connection") -> Finding:
 
 
 def _check_log(connection: "Connection") -> Finding:
-    """Check the settings of the write-ahead log that keep a commit after a crash. Feeds are checked by themselves."""
+    """Check the settings of the write-ahead log that preserve a commit in a crash. Feeds are checked separately."""
     names = ("wal_level", *_DURABLE)
     found = {name: _one(connection, f"SHOW {name}")[name] for name in names}
     weak = [f"{name} is {found[name]}" for name in _DURABLE if found[name] == "off"]
     if weak:
         return problem(
             "write-ahead log",
-            f"{', '.join(weak)}: a crash may take back what was committed, marts and checkpoints alike",
+            f"{', '.join(weak)}: a crash may lose committed transactions, of marts and checkpoints alike",
             f"set {' and '.join(f'{name} = on' for name in _DURABLE if found[name] == 'off')} on the server",
         )
     if found["wal_level"] == "minimal":
@@ -199,7 +199,7 @@ def _check_log(connection: "Connection") -> Finding:
     )
 
 
-# Exactly-once rests on these: docs/reliability.md, "What is taken for granted".
+# Exactly-once depends on these: docs/reliability.md, "What is taken for granted".
 _DURABLE = ("fsync", "full_page_writes", "synchronous_commit")
 
 
@@ -230,7 +230,7 @@ def _check_readers(connection: "Connection", settings: "Settings") -> Iterator[F
 
 
 def _is_postgres(settings: "Settings", name: str) -> bool:
-    """Tell whether a connection is checked here as Postgres; connectors check the others.
+    """Return whether a connection is checked here as Postgres; connectors check the others.
 
     One that is not configured counts as Postgres, so that its check reports it.
     """
@@ -241,7 +241,7 @@ def _is_postgres(settings: "Settings", name: str) -> bool:
 
 
 def _check_connectors() -> Iterator[Finding]:
-    """Report which connectors are installed, and which are installed but left out."""
+    """Report which connectors are installed, and which of them are not used."""
     from vitrina.definition import Options
     from vitrina.ports import registry
 
@@ -250,8 +250,10 @@ def _check_connectors() -> Iterator[Finding]:
         yield problem("connectors", str(refused), "correct or remove that package")
     for connector in found.connectors.values():
         if connector.options and connector.name in Options.model_fields:
-            message = f"options.{connector.name} is an option of Vitrina's own, so those of the connector cannot be set"
-            yield problem("connectors", message, f"have the package {connector.package} rename its connector")
+            message = (
+                f"options.{connector.name} is an option of Vitrina itself, so options of the connector cannot be set"
+            )
+            yield problem("connectors", message, f"ask the authors of {connector.package} to rename its connector")
     yield ok("connectors", ", ".join(sorted(found.connectors)))
 
 
@@ -298,9 +300,13 @@ def _check_target(settings: "Settings", name: str) -> Iterator[Finding]:
         yield problem(check, exc.message, f"correct VITRINA_CONN_{name.upper()}")
         return
     for statement in missing:
-        yield problem(check, "its login may not make the ledger of checkpoints there", statement)
+        yield problem(check, "its login may not create the table of checkpoints there", statement)
     if not missing:
-        made = f"its ledger of checkpoints is at version {version}" if is_current else "the next run makes its ledger"
+        made = (
+            f"its table of checkpoints is at version {version}"
+            if is_current
+            else ("the next run creates its table of checkpoints")
+        )
         yield ok(check, made)
 
 
@@ -322,7 +328,7 @@ def _check_connections(connection: "Connection", settings: "Settings") -> Iterat
 
 
 def told(check: str, verdict: "ConnectionFinding", settings: "Settings") -> Finding:
-    """Make a line of what a connector found out. It may have quoted its URL, whose secrets are masked."""
+    """Convert a connector's finding to a line. It may quote its URL, so secrets are masked."""
     from vitrina.observe import logs
 
     finding, next_step = (logs.masked(text, settings) for text in (verdict.finding, verdict.next_step))
@@ -330,7 +336,7 @@ def told(check: str, verdict: "ConnectionFinding", settings: "Settings") -> Find
 
 
 def _check_feeds(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """What databases lack that are to be followed, and how the feeds stand that there are."""
+    """Check the databases that live pipelines follow, and the state of their feeds."""
     from vitrina.ports import registry
     from vitrina.store import feed_reports
 
@@ -347,26 +353,30 @@ def _feed_findings(feed: dict[str, Any], settings: "Settings") -> Iterator[Findi
 
     check = f"feed {feed['connection']}"
     if feed["problem"]:
-        yield problem(check, feed["problem"], "the statement stands there; `vitrina feeds list` shows when it is over")
+        yield problem(
+            check,
+            feed["problem"],
+            "run the statement that is shown; `vitrina feeds list` shows when the problem is solved",
+        )
     elif not feed["is_owned"]:
         variable = feed_variable(feed["connection"])
         yield problem(check, "no runner reads it, and its source keeps its log", f"set {variable} where a runner is")
     elif feed["wal_status"] not in (None, "reserved", "extended"):
         yield problem(
-            check, f"its slot is {feed['wal_status']}: the source is about to give it up", "see why its runner is slow"
+            check, f"its slot is {feed['wal_status']}: the source is about to drop it", "see why its runner is slow"
         )
     else:
         yield ok(check, f"{feed['lag_seconds'] or 0:.0f} s behind, {len(feed['followers'])} pipelines follow")
     for follower in feed["followers"]:
         reason = follower["problem"] or follower["must_reload"]
         if reason:
-            yield warning(f"pipeline {follower['pipeline']}", reason, "it is followed once that is put right")
+            yield warning(f"pipeline {follower['pipeline']}", reason, "it is followed once that is corrected")
 
 
 def _check_source_schemas(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """Warn of an allowed schema that exists nowhere: it is a typing error, or the default of the demo."""
+    """Warn of an allowed schema that exists nowhere: it is a typing error or the default of the demo."""
     if settings.connections or settings.shut_connections:
-        return  # it may be there
+        return  # it may exist there
     from vitrina.store import tables
 
     missing = sorted(settings.source_schemas - set(tables.list_schemas(connection)))
@@ -374,16 +384,18 @@ def _check_source_schemas(connection: "Connection", settings: "Settings") -> Ite
         yield warning(
             "source schemas",
             f"VITRINA_ALLOWED_SOURCE_SCHEMAS names {', '.join(missing)}, which the database does not have",
-            "correct it, or leave it as it is if the schema is still to come",
+            "correct it, or ignore this if the schema will be created later",
         )
 
 
 def _rights_findings(check: str, faults: "list[Fault]") -> Iterator[Finding]:
-    """Name each fault, up to a limit, so that a database that is wide open does not fill the screen."""
+    """Name each fault up to a limit, so that many excess privileges do not fill the screen."""
     for fault in faults[:SHOWN_FAULTS]:
         yield problem(check, fault.finding, fault.remedy)
     if len(faults) > SHOWN_FAULTS:
-        yield problem(check, f"and {len(faults) - SHOWN_FAULTS} rights more", "correct these first, then look again")
+        yield problem(
+            check, f"and {len(faults) - SHOWN_FAULTS} more privileges", "correct these first, then run it again"
+        )
 
 
 def _check_runners(connection: "Connection", settings: "Settings") -> Finding:
@@ -393,9 +405,9 @@ def _check_runners(connection: "Connection", settings: "Settings") -> Finding:
     alive = [runner for runner in found if runner["alive"]]
     if not alive:
         silent = f"{len(found)} silent" if found else "none"
-        return problem("runners", f"nobody works on pipelines ({silent})", "start one with `vitrina runner`")
+        return problem("runners", f"no runner is alive to run pipelines ({silent})", "start one with `vitrina runner`")
     places = ", ".join(sorted({runner["host"] for runner in alive}))
-    return ok("runners", f"{len(alive)} alive on {places}, {sum(runner['running'] for runner in alive)} runs at work")
+    return ok("runners", f"{len(alive)} alive on {places}, {sum(runner['running'] for runner in alive)} current runs")
 
 
 def _check_pipelines(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
@@ -418,7 +430,7 @@ def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float, waiting: str
 
     name, waited = row["name"], (now - row["status_since"]).total_seconds()
     if row["status"] == Status.FAILED:
-        error = row["last_error"] or "no error was kept"
+        error = row["last_error"] or "no error was stored"
         return problem(f"pipeline {name}", f"FAILED: {error}", f"correct it, then `vitrina run {name}`")
     if (
         row["status"] in ACTIVE
@@ -426,15 +438,17 @@ def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float, waiting: str
         and (now - row["lease_until"]).total_seconds() > lease_ttl_seconds
     ):
         return problem(
-            f"pipeline {name}", f"{row['status']}, but its runner is gone", "start a runner: it recovers the pipeline"
+            f"pipeline {name}",
+            f"{row['status']}, but its runner no longer sends heartbeats",
+            "start a runner: it recovers the pipeline",
         )
     if waiting:
-        return problem(f"pipeline {name}", waiting, "install that where a runner is, and start it")
+        return problem(f"pipeline {name}", waiting, "install that on the machine of a runner, and restart it")
     if row["status"] in (Status.RUN_REQUESTED, Status.PAUSE_REQUESTED) and waited > PATIENCE_SECONDS:
         return problem(
             f"pipeline {name}",
-            f"{row['status']} for {waited:.0f} s and nobody has taken it up",
-            "look at the runners above; another pipeline may hold the same target, or its connection be full",
+            f"{row['status']} for {waited:.0f} s, and no runner has taken it",
+            "look at the runners above; another pipeline may hold the target, or its connection may be at its limit",
         )
     return None
 
@@ -446,10 +460,10 @@ def _check_stages(connection: "Connection") -> Finding:
     if orphans:
         return problem(
             "stages",
-            f"{len(orphans)} in etl_stage that nobody needs, for example {orphans[0]}",
+            f"{len(orphans)} in etl_stage that no load needs, for example {orphans[0]}",
             "a runner drops them within a minute or two; is one alive?",
         )
-    return ok("stages", "every stage belongs to a load that goes on")
+    return ok("stages", "every stage belongs to a current load")
 
 
 def _one(connection: "Connection", query: str, parameters: dict[str, object] | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The `.env` of a directory: what `vitrina init` writes, for the eyes of its owner only."""
+"""Read and write the `.env` of a directory, which only its owner can read."""
 
 import os
 import re
@@ -19,7 +19,7 @@ def read() -> dict[str, str]:
 
 
 def check(values: Mapping[str, str], *, force: bool) -> bool:
-    """Tell whether the file has to be written. Raise `Conflict` if it has other values and may not be replaced."""
+    """Return whether the file has to be written. Raise `Conflict` if it has other values and may not be replaced."""
     if not PATH.exists():
         return True
     there = read()
@@ -35,7 +35,7 @@ def check(values: Mapping[str, str], *, force: bool) -> bool:
 
 
 def write(values: Mapping[str, str]) -> None:
-    """Write our lines after those of others, whole or not at all. The file is never readable by other users."""
+    """Write these lines after all others, atomically. The file is never readable by other users."""
     kept = _lines_of_others(values)
     text = "".join([*kept, *(f"{name}={_quoted(name, value)}\n" for name, value in values.items())])
     new = PATH.with_name(f".env.{os.getpid()}")
@@ -51,7 +51,7 @@ def write(values: Mapping[str, str]) -> None:
 
 def _lines_of_others(values: Mapping[str, str]) -> list[str]:
     if not PATH.exists():
-        return ["# Written by `vitrina init`. Passwords are in here: keep it to yourself.\n"]
+        return ["# Written by `vitrina init`. It contains passwords: do not share it.\n"]
     lines = PATH.read_text(encoding="utf-8").splitlines(keepends=True)
     found = [line for line in lines if not ((match := _LINE.match(line)) and match["name"] in values)]
     if found and not found[-1].endswith("\n"):

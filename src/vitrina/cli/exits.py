@@ -1,4 +1,4 @@
-"""How a command ends: exit codes that scripts can rely on, and errors as one readable line."""
+"""Define exit codes that scripts can rely on, and print errors as one readable line."""
 
 import sys
 from enum import IntEnum
@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     CONFLICT = 5
 
 
-# The first class that fits counts.
+# The first matching class decides.
 EXIT_CODES: tuple[tuple[type[errors.VitrinaError], ExitCode], ...] = (
     (errors.NotFound, ExitCode.USAGE),
     (errors.Conflict, ExitCode.CONFLICT),
@@ -34,7 +34,7 @@ def code_of(error: errors.VitrinaError) -> ExitCode:
 
 
 def report(error: errors.VitrinaError) -> ExitCode:
-    """Say what went wrong on standard error, field by field if it is about fields, and return the exit code."""
+    """Print an error to standard error, field by field if it is about fields, and return the exit code."""
     sys.stderr.write(f"error: {error.message}\n")
     fields = error.fields if isinstance(error, errors.Invalid) else ()
     for field in fields:

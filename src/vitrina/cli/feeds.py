@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Logs that live pipelines follow.", no_args_is_help=True, rich_markup_mode=None)
 
-# How long a runner that owned a dropped feed is kept from taking it up again.
+# How long a runner that owned a dropped feed may not take it again.
 _DROP_SECONDS = 120.0
 
 
@@ -65,17 +65,23 @@ def list_feeds(output: Output = Format.TABLE) -> None:
 
     with _metastore() as (_, metastore):
         rows = feed_reports.list_all(metastore)
-    show_list(rows, LIST_COLUMNS, output, empty="no feeds: a live pipeline makes one")
+    show_list(rows, LIST_COLUMNS, output, empty="no feeds: a live pipeline creates one")
 
 
 @group.command(name="drop")
 def drop(
-    name: Annotated[str, typer.Argument(metavar="CONNECTION", help="As `vitrina feeds list` shows it, or a slot.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="CONNECTION", help="Name of a feed, as `vitrina feeds list` shows it, or of a slot."),
+    ],
     forget: Annotated[
-        bool, typer.Option("--forget", help="Also when the source cannot be reached; says what to run there.")
+        bool,
+        typer.Option(
+            "--forget", help="Drop the feed even if the source cannot be reached, and print what to run there."
+        ),
     ] = False,
 ) -> None:
-    """Drop slot, publication and stored changes. Live pipelines that are enabled make the feed again."""
+    """Drop slot, publication and stored changes. Enabled live pipelines create the feed again."""
     from vitrina.store import feeds
 
     with _metastore() as (settings, metastore):
@@ -87,7 +93,7 @@ def drop(
 
 
 def _drop(settings: "Settings", metastore: "Connection", feed: "FeedRow", *, forget: bool) -> None:
-    """Drop one feed. The claim goes first, so that the runner that owns it does not make the slot again."""
+    """Drop one feed. The claim is taken first, so that the runner that owned it does not create the slot again."""
     from vitrina.store import feed_owner
 
     feed_owner.seize(metastore, feed.id, _DROP_SECONDS)
@@ -96,7 +102,7 @@ def _drop(settings: "Settings", metastore: "Connection", feed: "FeedRow", *, for
     except (CannotConnect, ConfigError) as exc:
         if not forget:
             raise ConfigError(
-                f"{exc.message}; to give the feed up without its source, add --forget, and run there: {_by_hand(feed)}"
+                f"{exc.message}; to drop the feed without its source, add --forget, and run there: {_by_hand(feed)}"
             ) from exc
         dropped = []
         local.say(f"the source was not reached; run there: {_by_hand(feed)}")

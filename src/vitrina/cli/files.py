@@ -1,4 +1,4 @@
-"""Files that commands take with `-f`: one file, a directory of them, or standard input."""
+"""Read files that commands take with `-f`: one file, a directory of files, or standard input."""
 
 import sys
 from pathlib import Path
@@ -36,7 +36,9 @@ def read_definition(path: str, *, also_documents: bool = False) -> dict[str, Any
     except yaml.YAMLError as exc:
         raise ConfigError(f"{path} is not valid YAML or JSON: {' '.join(str(exc).split())}") from exc
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} does not hold a pipeline: expected fields such as name, source_query, target_table")
+        raise ConfigError(
+            f"{path} does not contain a pipeline: expected fields such as name, source_query, target_table"
+        )
     if "apiVersion" in found and also_documents:
         return {"name": (found.get("metadata") or {}).get("name"), **(found.get("spec") or {})}
     if "apiVersion" in found:
@@ -50,7 +52,7 @@ def read_definitions(path: str) -> list[dict[str, Any]]:
 
     found = [document.content for file, text in read_all(path).items() for document in manifest_files.read(text, file)]
     if not found:
-        raise ConfigError(f"{path} holds no pipeline")
+        raise ConfigError(f"{path} contains no pipeline")
     return [_definition(content) for content in found]
 
 

@@ -1,4 +1,4 @@
-"""The first mart of an installation: a table is chosen, shown, copied and compared, on API and runner of our own."""
+"""Create the first mart of an installation: choose a table, copy it and compare it, with a temporary API and runner."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ TABLES_SHOWN = 30
 
 
 def offer(settings: "Settings", table: str | None, preferences: "Preferences", *, asks: bool) -> None:
-    """Make a pipeline of the table that was named or is chosen now; none is fine too."""
+    """Create a pipeline for the named table, or for one that the user chooses. The user may choose none."""
     if table is None:
         table = _choose(settings) if asks else None
     if table is None:
@@ -36,7 +36,7 @@ def offer(settings: "Settings", table: str | None, preferences: "Preferences", *
             try:
                 _fill(client, made, asks=asks)
             except CannotConnect:
-                running.children.raise_if_ended()  # what it said is the reason
+                running.children.raise_if_ended()  # its output contains the reason
                 raise
 
 
@@ -53,7 +53,7 @@ def _choose(settings: "Settings") -> str | None:
     if len(found) > TABLES_SHOWN:
         local.say(f"  and {len(found) - TABLES_SHOWN} more")
     said = str(
-        typer.prompt("Which table shall be copied first? (empty: none)", default="", err=True, show_default=False)
+        typer.prompt("Which table should be copied first? (empty: none)", default="", err=True, show_default=False)
     )
     return said.strip() or None
 
@@ -105,4 +105,4 @@ def _run(client: "Client", name: str) -> "Run":
 
 
 def _keep_quiet(name: str, line: str) -> None:
-    """Hide the logs of API and runner, which are shown only if something goes wrong."""
+    """Hide the logs of API and runner unless something goes wrong."""

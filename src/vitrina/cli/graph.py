@@ -1,4 +1,4 @@
-"""`vitrina graph`: what reads what and who runs after whom, as text, Mermaid or DOT."""
+"""`vitrina graph`: print the graph of tables, pipelines and targets as text, Mermaid or DOT."""
 
 import json
 from collections import defaultdict
@@ -36,7 +36,7 @@ COLOURS = {
 def graph(
     drawing: Annotated[Drawing, typer.Option("--format", "-f", help="How to draw it.")] = Drawing.TEXT,
 ) -> None:
-    """Show what reads what, and which pipeline runs after which."""
+    """Show which pipeline reads and writes which tables, and which runs after which."""
     with remote.api() as client:
         found = client.graph()
     if drawing is Drawing.JSON:
@@ -89,7 +89,7 @@ def dot(found: "Graph") -> Iterator[str]:
         if node.kind == "pipeline":
             fill, stroke = COLOURS.get(str(node.status), COLOURS["IDLE"])
             looks = f'shape=box, style="rounded,filled", fillcolor="{fill}", color="{stroke}"'
-        # JSON quotes what DOT quotes, and more, in the same way.
+        # JSON quotes everything that DOT quotes, in the same way.
         yield f"  {json.dumps(node.id)} [label={json.dumps(_full_name(node), ensure_ascii=False)}, {looks}];"
     for edge in found.edges:
         looks = ' [style=dashed, label="after"]' if edge.kind == "run_after" else ""

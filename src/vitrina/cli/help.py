@@ -1,4 +1,4 @@
-"""The help page: commands under headings. Plain text, because drawing it with rich would double its time."""
+"""Print the help page, with commands under headings. Plain text, because rich would take twice as long."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`vitrina init`: from a PostgreSQL of yours to an installation that works, and a first mart if you like."""
+"""`vitrina init`: set up an installation in an existing PostgreSQL, with a first mart on request."""
 
 import os
 import secrets
@@ -23,7 +23,7 @@ WRITTEN = ("VITRINA_DATABASE_URL", "VITRINA_READER_URL", "VITRINA_ALLOWED_TARGET
 
 @dataclass(frozen=True)
 class Answers:
-    """What was asked for, or said with flags."""
+    """Hold the answers of the user, from flags or prompts."""
 
     database_url: str
     admin_url: str
@@ -51,7 +51,7 @@ def init(
     ] = None,
     *,
     table: Annotated[
-        str | None, typer.Option(metavar="SCHEMA.TABLE", help="Make a first pipeline that copies this table.")
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="Create a first pipeline that copies this table.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of that pipeline.")] = None,
     key: new.Key = None,
@@ -62,16 +62,16 @@ def init(
         bool, typer.Option("--print-sql", help="Print the statements for an administrator instead of running them.")
     ] = False,
     reset_passwords: Annotated[
-        bool, typer.Option("--reset-passwords", help="Give roles that exist already new passwords.")
+        bool, typer.Option("--reset-passwords", help="Set new passwords for existing roles.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what .env says otherwise.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace differing values in .env.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
 ) -> None:
-    """Set Vitrina up in a PostgreSQL of yours.
+    """Set up Vitrina in your PostgreSQL.
 
-    Makes the roles vitrina_app and vitrina_reader with new passwords, the schemas, the grants; writes .env; migrates;
-    looks at the result; and makes a first pipeline if you name a table. Run it twice and the second time finds
-    everything done. The administrator's login is not kept.
+    Creates the roles vitrina_app and vitrina_reader with new passwords, the schemas and the grants; writes .env;
+    migrates; checks the result; and creates a first pipeline if you name a table. A second call changes nothing. The
+    administrator's login is not stored.
     """
     from vitrina.services.suggestions import Preferences
 
@@ -92,7 +92,7 @@ def init(
         settings, table, Preferences(name, tuple(key or ()), cursor, mode, schedule), asks=_may_ask(yes)
     )
     if problems:
-        local.say(f"{problems} finding(s) above are left to correct; `vitrina doctor` looks again")
+        local.say(f"{problems} finding(s) above have to be corrected; `vitrina doctor` checks again")
         raise typer.Exit(ExitCode.FAILED)
     local.say("next: `vitrina dev` serves console, API and runner here, until Ctrl-C")
 
@@ -102,11 +102,11 @@ def _may_ask(yes: bool) -> bool:
 
 
 def _refuse_other_settings() -> None:
-    """Refuse variables of the environment that differ: they override the file, so what is written would not count."""
+    """Refuse differing variables of the environment: they override the file, so it would have no effect."""
     known = env_file.read()
     for name in WRITTEN:
         if os.environ.get(name) and os.environ[name] != known.get(name):
-            raise ConfigError(f"{name} is set in the environment, which goes before .env: unset it, then begin again")
+            raise ConfigError(f"{name} is set in the environment, which overrides .env: unset it, then start again")
 
 
 def _answers(
@@ -118,7 +118,7 @@ def _answers(
     *,
     asks: bool,
 ) -> Answers:
-    """Take flags first, then what .env says, then ask."""
+    """Use flags first, then .env, then prompts."""
     known = env_file.read()
     url = database_url or known.get("VITRINA_DATABASE_URL")
     url = url or _ask("--database-url", "Your database (postgresql://LOGIN:PASSWORD@HOST:5432/NAME)", asks)
@@ -172,7 +172,7 @@ def _check_url(flag: str, url: str) -> None:
 
 
 def _encoding_hint(url: str) -> str:
-    """Explain how to encode a password: it may have any character, a URL may not."""
+    """Explain how to encode a password, which may contain characters that a URL may not."""
     if url.count("@") < 2 and "@" not in url.partition("://")[2].partition("/")[2]:
         return ""
     return " (in a password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, % as %25)"
@@ -190,7 +190,7 @@ def _check_schemas(sources: tuple[str, ...], target: str) -> None:
         raise ConfigError("--sources: name at least one schema to read from")
     for schema in sources:
         if Settings.is_never_reached(schema):
-            raise ConfigError(f"--sources {schema}: the server's catalogs and the metastore are not read from")
+            raise ConfigError(f"--sources {schema}: queries may not read the server's catalogs or the metastore")
         if schema == target:
             raise ConfigError(f"--sources {schema}: that is the schema of the marts; choose another with --target")
 
@@ -265,8 +265,8 @@ def _prepare(answers: Answers, plan: "Plan") -> None:
         missing = setup.missing_rights(plan, found) if wanted else []
         if missing:
             raise ConfigError(
-                f"{found.login} may not {', '.join(missing)}: use a login that may with --admin-url, or have an"
-                " administrator run what --print-sql prints"
+                f"{found.login} may not {', '.join(missing)}: name a login that may with --admin-url, or ask an"
+                " administrator to run the output of --print-sql"
             )
         setup.perform(connection, wanted)
     for statement in wanted:
@@ -291,8 +291,8 @@ def _refuse_unknown_passwords(answers: Answers, plan: "Plan", roles: frozenset[s
             database.connect(database.with_login(answers.database_url, role, password), "vitrina:init").close()
         except CannotConnect as exc:
             raise Conflict(
-                f"the role {role} exists already, perhaps of another installation on this server, and its password is"
-                f" not known here: set {variable}, or give it a new one with --reset-passwords ({exc.message})"
+                f"the role {role} already exists, perhaps for another installation on this server, and its password is"
+                f" not known here: set {variable}, or set a new one with --reset-passwords ({exc.message})"
             ) from None
 
 
@@ -305,10 +305,10 @@ def _write(values: dict[str, str], must_write: bool) -> None:
 
 
 def _settled() -> "Settings":
-    """Load the settings as every later command finds them, and bring the metastore up to date."""
+    """Load the settings as later commands do, and migrate the metastore."""
     from vitrina.store import database, migrate, setup
 
-    # The passwords have been set: to set them again, a login would need the administrator's rights.
+    # The passwords are already set. Setting them again would need the administrator's privileges.
     settings = local.load_settings(app_password=None, reader_password=None)
     setup.check_logins(settings)
     with database.translated("migrating"):
@@ -317,7 +317,7 @@ def _settled() -> "Settings":
 
 
 def _look() -> int:
-    """Print what `vitrina doctor` says, except that there is no runner yet. Return the number of problems."""
+    """Print the findings of `vitrina doctor`, except the missing runner. Return the number of problems."""
     findings = [found for found in doctor.examine() if found.check not in ("runners", "api")]
     doctor.print_findings(findings)
     return doctor.problems(findings)
@@ -325,5 +325,5 @@ def _look() -> int:
 
 def _ask(flag: str, question: str, asks: bool, default: str | None = None) -> str:
     if not asks:
-        raise typer.BadParameter("say it, as there is nobody to ask", param_hint=flag)
+        raise typer.BadParameter("set it, because there is no terminal to ask on", param_hint=flag)
     return str(typer.prompt(question, default=default, err=True))

@@ -1,4 +1,4 @@
-"""What a command finds on this machine: its settings, and the embedded PostgreSQL when no database is configured."""
+"""Provide settings to commands on this machine, with the embedded PostgreSQL if no database is configured."""
 
 import base64
 import os
@@ -18,7 +18,7 @@ HOME = Path(".vitrina")
 
 
 def say(message: str) -> None:
-    """Write to standard error: standard output is for data. A closed terminal must not keep us from cleaning up."""
+    """Write to standard error: standard output is for data. A closed terminal must not prevent the clean-up."""
     with suppress(OSError):
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
@@ -32,7 +32,7 @@ def load_settings(**overrides: Any) -> "Settings":
 
 @contextmanager
 def database(settings: "Settings", *, migrated: bool = True) -> Iterator["Settings"]:
-    """Yield settings with a database: the configured one as it is, or the embedded one of this directory."""
+    """Yield settings with a database: the configured one unchanged, or the embedded one of this directory."""
     if settings.database_url is not None:
         yield settings
         return
@@ -73,18 +73,18 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
 
 
 def new_secret_key() -> str:
-    """Make a key as `openssl rand -base64 32` does."""
+    """Generate a key as `openssl rand -base64 32` does."""
     return base64.b64encode(os.urandom(32)).decode()
 
 
 def _own_secret_key() -> str:
-    """Read the key of this directory's kept connections. It is made once, and only its owner can read it."""
+    """Read the key of this directory's stored connections. It is generated once, and only its owner can read it."""
     path = HOME / "secret-key"
     if not path.exists():
         made = path.with_name(f".{path.name}.{os.getpid()}")
         with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(new_secret_key())
-        with suppress(FileExistsError):  # another command was quicker
+        with suppress(FileExistsError):  # another command was faster
             path.hardlink_to(made)
         made.unlink()
     return path.read_text().strip()
@@ -96,12 +96,14 @@ def key_environment(settings: "Settings") -> dict[str, str]:
 
 
 def opened_to_the_cinema(settings: "Settings") -> "Settings":
-    """Let the embedded server read the demo's services, unless the user has named other schemas."""
+    """Allow queries to read the demo's schemas on the embedded server, unless the user has named other schemas."""
     from vitrina.embedded import cinema
 
     if "allowed_source_schemas" in settings.model_fields_set:
         return settings
-    return settings.model_copy(update={"allowed_source_schemas": cinema.SCHEMAS})  # nobody's accounts
+    return settings.model_copy(
+        update={"allowed_source_schemas": cinema.SCHEMAS}
+    )  # generated accounts, not of real people
 
 
 def database_environment(settings: "Settings") -> dict[str, str]:

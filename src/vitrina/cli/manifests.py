@@ -1,4 +1,4 @@
-"""Pipelines as files: export, diff -f, apply -f."""
+"""Commands for pipelines as files: export, diff -f, apply -f."""
 
 import json
 import sys
@@ -22,12 +22,14 @@ SIGNS = {"create": "+", "update": "~", "delete": "-", "unchanged": " "}
 Documents = Annotated[
     str, typer.Option("--file", "-f", metavar="PATH", help="A file, a directory of them, or - for standard input.")
 ]
-Owner = Annotated[str, typer.Option("--managed-by", help="Who owns these pipelines; --prune deletes only its own.")]
+Owner = Annotated[
+    str, typer.Option("--managed-by", help="Owner of these pipelines; --prune deletes only those of this owner.")
+]
 Prune = Annotated[bool, typer.Option("--prune", help="Also delete pipelines of this owner that no file names.")]
 
 
 def export(
-    pipelines: Annotated[list[str] | None, typer.Argument(help="Names; all pipelines if none is given.")] = None,
+    pipelines: Annotated[list[str] | None, typer.Argument(help="Names of pipelines. [default: all]")] = None,
     directory: Annotated[
         Path | None, typer.Option("--directory", "-d", help="Write one file for each pipeline instead of printing.")
     ] = None,
@@ -48,7 +50,7 @@ def export(
 def diff(file: Documents, prune: Prune = False, owner: Owner = OWNER, output: Output = Format.TABLE) -> None:
     """Show what `apply` would change.
 
-    Exit code 1 if that is anything.
+    Exit code 1 if it would change anything.
     """
     report = _apply(file, dry_run=True, prune=prune, owner=owner)
     _show(report, output)
@@ -64,11 +66,11 @@ def apply(
     *,
     require_plan: Annotated[
         list[str] | None,
-        typer.Option("--require-plan", metavar="ID", help="Apply only what this plan looked at; may be repeated."),
+        typer.Option("--require-plan", metavar="ID", help="Apply only what this plan covers; may be repeated."),
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make pipelines be what the files say: all of it or nothing."""
+    """Create, update and delete pipelines to match the files, all of them or none."""
     report = _apply(file, dry_run=dry_run, prune=prune, owner=owner, plans=_ids(require_plan or ()))
     _show(report, output)
     counts = {action: sum(item.action == action for item in report.items) for action in SIGNS}

@@ -1,4 +1,4 @@
-"""`vitrina new`: writes the definition of a pipeline that copies a table, and says why it is made so."""
+"""`vitrina new`: write the definition of a pipeline that copies a table, with the reasons for its settings."""
 
 import re
 import textwrap
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 Key = Annotated[list[str] | None, typer.Option("--key", help="A column of the key; may be repeated.")]
-Cursor = Annotated[str | None, typer.Option(help="The column that says what is new.")]
+Cursor = Annotated[str | None, typer.Option(help="The column that shows which rows are new.")]
 Mode = Annotated[str | None, typer.Option(help="full, incremental or live.")]
 Schedule = Annotated[str | None, typer.Option(help="How often: 5m, 1h, PT15M, cron.")]
 
@@ -26,7 +26,8 @@ Schedule = Annotated[str | None, typer.Option(help="How often: 5m, 1h, PT15M, cr
 def new(
     source: Annotated[str, typer.Option("--from", metavar="TABLE", help="[CONNECTION.]SCHEMA.TABLE to copy.")],
     target: Annotated[
-        str | None, typer.Option("--to", metavar="TARGET", help="Where to: analytics.orders. [default: as --from]")
+        str | None,
+        typer.Option("--to", metavar="TARGET", help="Target, such as analytics.orders. [default: as --from]"),
     ] = None,
     *,
     name: Annotated[str | None, typer.Option(help="Name of the pipeline. [default: that of the target]")] = None,
@@ -35,14 +36,15 @@ def new(
     mode: Mode = None,
     schedule: Schedule = None,
     file: Annotated[
-        str | None, typer.Option("--file", "-f", metavar="PATH", help="Where to write. [default: NAME.yaml; -: here]")
+        str | None,
+        typer.Option("--file", "-f", metavar="PATH", help="File to write. [default: NAME.yaml; -: standard output]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
 ) -> None:
     """Write the definition of a pipeline that copies a table.
 
     Key, cursor, mode and guarantee follow from the primary key, indexes, triggers and names of columns; the reasons
-    stand in the file. Nothing is created before `vitrina apply -f FILE`.
+    are in the file. Nothing is created before `vitrina apply -f FILE`.
     """
     from vitrina.services.suggestions import Preferences
 

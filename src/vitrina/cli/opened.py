@@ -1,4 +1,4 @@
-"""Connections that the metastore keeps, for commands that run where a runner's key is."""
+"""Open connections stored in the metastore, for commands that have a runner's key."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def for_name(settings: "Settings", name: str) -> "Settings":
-    """Return the settings with the named connection in them, wherever it is kept."""
+    """Return settings that include the named connection, from the environment or the metastore."""
     from vitrina.settings import DEFAULT_CONNECTION
     from vitrina.store import database
 
@@ -22,7 +22,7 @@ def for_name(settings: "Settings", name: str) -> "Settings":
 
 
 def with_kept(settings: "Settings", metastore: "Connection") -> "Settings":
-    """Add all kept connections, unless the metastore has another version."""
+    """Add all stored connections, unless the metastore has another version."""
     from vitrina.loads import kept_connections
     from vitrina.store import migrate
 

@@ -1,4 +1,4 @@
-"""What commands print on standard output: a table for people, JSON or YAML for programs."""
+"""Print results on standard output: tables for people, JSON or YAML for programs."""
 
 import json
 import sys
@@ -27,13 +27,13 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its title, and what stands in it for an item."""
+    """Represent one column of a table: its title, and how to get its value from an item."""
 
     title: str
     value: Callable[[Any], object]
-    # Where the terminal is too narrow, the highest goes first; 0 stays.
+    # If the terminal is too narrow, the highest number is dropped first; 0 always stays.
     leaves: int = 0
-    # What people type again: never cut.
+    # Values that users type again are never truncated.
     is_name: bool = False
 
 
@@ -53,7 +53,7 @@ STATUS_STYLES = {
 
 
 def show_list(items: Sequence[Any], columns: Sequence[Column], output: Format, *, empty: str) -> None:
-    """Show items as rows; when there are none, say `empty` on standard error."""
+    """Show items as rows; when there are none, print `empty` to standard error."""
     if output is not Format.TABLE:
         show_data(items, output)
     elif items:
@@ -87,7 +87,7 @@ def show_data(data: Any, output: Format) -> None:
 
 
 def show_columns(items: Sequence[Any], columns: Sequence[Column], *, title: str | None = None) -> None:
-    """Show items as rows. A terminal too narrow for all of it gets the columns that matter, with their names whole."""
+    """Show items as rows. A narrow terminal gets the most important columns, with names untruncated."""
     if sys.stdout.isatty():
         columns = fitting(items, columns, console(sys.stdout).width)
     rows = [[column.value(item) for column in columns] for item in items]
@@ -134,7 +134,7 @@ def show_table(
 
 @dataclass(frozen=True)
 class _Number:
-    """A number that is shown as it is, and still stands at the right."""
+    """Represent a number that is shown unformatted, but right-aligned."""
 
     shown: str
 
@@ -155,7 +155,7 @@ def as_plain(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {key: as_plain(value) for key, value in data.items()}
     if isinstance(data, str):
-        return str(data)  # YAML knows texts, and no kinds of them
+        return str(data)  # YAML has no subclasses of str
     if not isinstance(data, Iterable):
         return data
     return [as_plain(item) for item in data]
@@ -183,7 +183,7 @@ def text(value: object) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format `0.42 s`, `75 s`, `12 min`, `30 h`, `2.1 d`: two digits that matter."""
+    """Format `0.42 s`, `75 s`, `12 min`, `30 h`, `2.1 d`: two significant digits."""
     if seconds is None:
         return "-"
     for limit, unit, size, digits in ((10, "s", 1, 2), (120, "s", 1, 0), (7200, "min", 60, 0), (172_800, "h", 3600, 0)):
@@ -244,7 +244,7 @@ def _draw_table(
     whole = [is_name or right for is_name, right in zip(names, numeric, strict=True)]
     fitted = fit(widths, screen.width - (_GAP + 1) * len(titles), whole)
     for name, right, width, is_name in zip(titles, numeric, fitted, names, strict=True):
-        # A name that is longer than the terminal goes on in the next line: it can still be read.
+        # A name longer than the terminal wraps to the next line, so that it can still be read.
         overflow: Literal["fold", "ellipsis"] = "fold" if is_name else "ellipsis"
         justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(name, justify=justify, width=width, overflow=overflow, no_wrap=not is_name)
@@ -254,7 +254,7 @@ def _draw_table(
 
 
 _GAP = 1
-# Letters of a text that still say something.
+# Fewest characters of a truncated text that are still useful.
 _SHORTEST = 10
 
 

@@ -1,4 +1,4 @@
-"""Verbs on pipelines: list, get, create, delete, pause, enable, disable, cancel, rollback, status, state."""
+"""Commands for pipelines: list, get, create, delete, pause, enable, disable, cancel, rollback, status, state."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="List pipelines; get, create or delete one.", rich_markup_mode=None)
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 LIST_COLUMNS = [
     Column("name", lambda p: p.name, is_name=True),
@@ -61,7 +61,7 @@ def list_pipelines(
     with remote.api() as client:
         found = client.list_pipelines(status=status or (), name=name, target=target, enabled=enabled)
     narrowed = any(value is not None for value in (status, name, target, enabled))
-    show_list(found, LIST_COLUMNS, output, empty="no pipelines like that" if narrowed else NO_PIPELINES)
+    show_list(found, LIST_COLUMNS, output, empty="no pipeline matches" if narrowed else NO_PIPELINES)
 
 
 @group.command()
@@ -93,24 +93,25 @@ def pause(names: several.Names = None, labels: several.Labels = None, output: Ou
 
 
 def cancel(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
-    """Take back a run that waits, or end the current one. What it has committed stays."""
+    """Withdraw a waiting run, or end the current one. Rows that it committed stay."""
     several.ask(names, labels, lambda client, name: client.cancel(name), output, show_accepted)
 
 
 def enable(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
-    """Let pipelines run, on request and by their schedule."""
+    """Allow pipelines to run, on request and by their schedule."""
     several.ask(names, labels, lambda client, name: client.enable(name), output, show_accepted)
 
 
 def disable(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
-    """Let pipelines not run again until `enable`. A current run is finished."""
+    """Stop pipelines from running until `enable`. A current run is finished."""
     several.ask(names, labels, lambda client, name: client.disable(name), output, show_accepted)
 
 
 def rollback(
     pipeline: PipelineName,
     version: Annotated[
-        int | None, typer.Option("--to", metavar="VERSION", help="Which version. [default: the one before]", min=1)
+        int | None,
+        typer.Option("--to", metavar="VERSION", help="Version to restore. [default: the previous one]", min=1),
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
@@ -122,7 +123,7 @@ def rollback(
         now = client.get_pipeline(pipeline)
         wanted = version or now.version - 1
         if wanted < 1:
-            raise Conflict(f"pipeline {now.name} is at version {now.version}: there is none before it")
+            raise Conflict(f"pipeline {now.name} is at version {now.version}: there is no earlier version")
         restored = client.roll_back(pipeline, wanted)
     local.say(f"{restored.name}: version {restored.version} is defined like version {wanted}")
     show_pipeline(restored, output)
@@ -140,7 +141,9 @@ def status(pipeline: OptionalPipelineName = None, output: Output = Format.TABLE)
 
 def state(
     pipeline: OptionalPipelineName = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Forget the checkpoint: the next run starts over.")] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Discard the checkpoint, so that the next run starts over.")
+    ] = False,
     cursor: Annotated[str | None, typer.Option(help="With --reset: continue from this cursor value instead.")] = None,
     yes: Yes = False,
     output: Output = Format.TABLE,
@@ -160,11 +163,11 @@ def state(
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask a person; a script has to say --yes."""
+    """Ask for confirmation; a script has to pass --yes."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question} Say --yes, as there is nobody to ask")
+        raise typer.BadParameter(f"{question} Pass --yes, because there is no terminal to ask on")
     typer.confirm(question, abort=True, err=True)
 
 
@@ -213,8 +216,8 @@ def _runner_line(seen: "PipelineStatus") -> str | None:
     runner = f"{seen.runner.host} (pid {seen.runner.pid})" if seen.runner else None
     if not seen.lease_is_over:
         return runner
-    heard = f", last heard of {ago(seen.runner.heartbeat_at)}" if seen.runner and seen.runner.heartbeat_at else ""
-    return f"{runner or 'one that nobody knows any more'}{heard}: its lease is over, the next runner continues"
+    heard = f", last heartbeat {ago(seen.runner.heartbeat_at)}" if seen.runner and seen.runner.heartbeat_at else ""
+    return f"{runner or 'an unknown runner'}{heard}: its lease is over, the next runner continues"
 
 
 def _progress_line(seen: "PipelineStatus") -> str | None:

@@ -1,4 +1,4 @@
-"""A plan in words: as text for a terminal, and as Markdown for a comment beside a change in CI."""
+"""Format a plan as text for a terminal, and as Markdown for a comment in CI."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ def text(plan: Plan) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """Say in one sentence what would change."""
+    """Summarise in one sentence what would change."""
     parts = [*_column_parts(plan["columns"]), *_row_parts(plan)]
     return (", ".join(parts) or "changes nothing") + _downstream(plan)
 
 
 def _column_parts(columns: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
-    for verb, kind in (("adds", "added"), ("no longer gives", "removed"), ("changes the type of", "retyped")):
+    for verb, kind in (("adds", "added"), ("no longer returns", "removed"), ("changes the type of", "retyped")):
         if columns[kind]:
             noun = "column" if len(columns[kind]) == 1 else "columns"
             yield f"{verb} {noun} {', '.join(column['name'] for column in columns[kind])}"
@@ -33,7 +33,7 @@ def _column_parts(columns: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterato
 def _row_parts(plan: Plan) -> Iterator[str]:
     rows = plan["rows"]
     if rows is None:
-        yield "rows are not told"
+        yield "rows are unknown"
         return
     changed = rows["changed_columns"] or {}
     by_column = f" ({', '.join(f'{name}: {count:,}' for name, count in changed.items())})" if changed else ""
@@ -57,7 +57,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield from (f"check {one['name']} {one['result']}: {one['found']}" for one in _told_checks(plan))
     rows = plan["rows"] or {}
     if rows.get("stay"):
-        yield f"{rows['stay']:,} rows that the query no longer gives stay"
+        yield f"{rows['stay']:,} rows that the query no longer returns stay"
     if rows.get("rejected"):
         yield f"{rows['rejected']:,} rows are rejected and become dead letters"
     for sample in _samples(plan):
@@ -75,7 +75,7 @@ def _told_checks(plan: Plan) -> list[Mapping[str, Any]]:
 
 
 def _samples(plan: Plan) -> Sequence[Mapping[str, Any]]:
-    """Give the rows that are shown: viewers get a word in their place."""
+    """Return the sample rows. For viewers they are replaced by a word."""
     shown = (plan["rows"] or {}).get("sample_rows") or []
     return shown if isinstance(shown, list) else []
 
@@ -86,7 +86,7 @@ def _sample(sample: Mapping[str, Any]) -> str:
         return _pairs(after or before)
     same = {name: value for name, value in after.items() if before.get(name) == value}
     changed = [f"{name}: {_value(before.get(name))} -> {_value(after[name])}" for name in after if name not in same]
-    # Enough to know which row it is: the first of what stays, which is mostly the key.
+    # The first unchanged columns, mostly the key, which identify the row.
     return ", ".join([*(_pair(name, value) for name, value in list(same.items())[:2]), *changed])
 
 
@@ -110,7 +110,7 @@ def _printable(text: str) -> str:
 
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
-# What has a meaning there; an underscore within a word has none.
+# Characters with a meaning in Markdown; an underscore within a word has none.
 _MARKS = re.compile(r"[\\`*\[\]<>!|#@]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -130,7 +130,7 @@ def markdown(plan: Plan) -> str:
 
 
 def _quoted(said: str) -> str:
-    """Escape what Markdown would take for a link, a picture or HTML: messages quote values of rows."""
+    """Escape text that Markdown would read as a link, an image or HTML: messages quote values of rows."""
     return _MARKS.sub(r"\\\g<0>", _value(said))
 
 
@@ -145,7 +145,7 @@ def _capital(words: str) -> str:
 
 def _markdown_columns(columns: Mapping[str, Sequence[Mapping[str, str]]]) -> Iterator[str]:
     yield from (f"| column {_code(one['name'])} | added as {_code(one['type'])} |" for one in columns["added"])
-    yield from (f"| column {_code(one['name'])} | no longer given |" for one in columns["removed"])
+    yield from (f"| column {_code(one['name'])} | no longer returned |" for one in columns["removed"])
     for one in columns["retyped"]:
         yield f"| column {_code(one['name'])} | {_code(one['before'])} → {_code(one['after'])} |"
 

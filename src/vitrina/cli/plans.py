@@ -1,4 +1,4 @@
-"""`vitrina plan`: what a definition would change in its target, before it is applied; `vitrina plans`: those made."""
+"""`vitrina plan`: show what a definition would change in its target. `vitrina plans`: list earlier plans."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,11 +70,16 @@ def plans(
 ) -> None:
     """List plans of a pipeline, newest first.
 
-    Who made them, and which were applied.
+    With their authors, and which were applied.
     """
     with remote.api() as client:
         found = client.list_plans(pipeline, limit=limit)
-    show_list(found, PLAN_COLUMNS, output, empty=f"no plan of {pipeline} was made yet: `vitrina plan {pipeline}`")
+    show_list(
+        found,
+        PLAN_COLUMNS,
+        output,
+        empty=f"no plan of {pipeline} exists yet: create one with `vitrina plan {pipeline}`",
+    )
 
 
 def _outcome(plan: "PlanSummary") -> str:
@@ -87,7 +92,7 @@ PLAN_COLUMNS = [
     Column("plan", lambda plan: plan.id, is_name=True),
     Column("made", lambda plan: plan.created_at),
     Column("by", lambda plan: plan.created_by, leaves=2),
-    Column("beside version", lambda plan: plan.base_version, leaves=3),
+    Column("for version", lambda plan: plan.base_version, leaves=3),
     Column("added", lambda plan: plan.added),
     Column("changed", lambda plan: plan.changed),
     Column("removed", lambda plan: plan.removed),

@@ -1,7 +1,7 @@
-"""Other `vitrina` commands as child processes: started, listened to, and never left behind.
+"""Run other `vitrina` commands as child processes and make sure that they end with their parent.
 
-A child learns from its standard input that we are gone: the kernel closes that pipe whichever way we go, kill -9
-included. Children have a session of their own, so that a Ctrl-C reaches them through us alone and only once.
+A child notices the end of its parent by its standard input: the kernel closes that pipe however the parent ends, even
+by kill -9. Children run in a separate session, so that a Ctrl-C reaches them only once, through the parent.
 """
 
 import ctypes
@@ -32,16 +32,16 @@ _PR_SET_DUMPABLE = 4
 
 
 def close_to_others() -> None:
-    """Keep environment and memory from other processes of our login: the worker of a Python step is such a one.
+    """Hide environment and memory from other processes of the same user, such as the worker of a Python step.
 
-    On Linux; elsewhere nothing happens. Root sees everything, and gets no core dump of us either.
+    This works on Linux only. Root still sees everything, but there are no core dumps of this process.
     """
     with suppress(AttributeError):  # not every system has it
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class ChildEnded(VitrinaError):
-    """A process that should have kept working ended."""
+    """A process that should have kept running ended."""
 
     code = "child_ended"
 
@@ -50,11 +50,11 @@ class ChildEnded(VitrinaError):
         said = "".join(f"\n  {line}" for line in last_lines)
         self.summary = f"the {name} {how}"
         self.exit_code = exit_code
-        super().__init__(f"{self.summary}; it said:{said}" if said else f"{self.summary} without a word")
+        super().__init__(f"{self.summary}; its last output:{said}" if said else f"{self.summary} without any output")
 
 
 class Child:
-    """One process and the end of what it said."""
+    """Hold one process and its last lines of output."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]") -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Child:
 
 
 class Children:
-    """Child processes that live and end together. Leaving the `with` stops them all."""
+    """Hold child processes that start and end together. Leaving the `with` block stops them all."""
 
     def __init__(self, on_line: Callable[[str, str], None]) -> None:
         self._on_line = on_line
@@ -103,7 +103,7 @@ class Children:
         return child
 
     def wait_for_an_end(self) -> NoReturn:
-        """Return only by saying which child ended first."""
+        """Wait until a child ends, and raise an error that names it."""
         self._one_ended.wait()
         self.raise_if_ended()
         raise AssertionError("a child ended and cannot be found")
@@ -114,7 +114,7 @@ class Children:
             raise self._first_ended.ended()
 
     def stop(self) -> None:
-        """Ask all to stop, wait for them, and kill what does not listen. A second Ctrl-C makes them hurry."""
+        """Ask all children to stop, wait, and kill those that do not react. A second Ctrl-C shortens the wait."""
         with _on_signal(self._terminate):
             self._terminate()
             deadline = time.monotonic() + STOP_SECONDS
@@ -146,7 +146,7 @@ class Children:
 
 @contextmanager
 def ending_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal interrupt the main thread as Ctrl-C does, so that everything is cleaned up."""
+    """Make SIGTERM and a closed terminal interrupt the main thread as Ctrl-C does, so that everything is cleaned up."""
     with _on_signal(_interrupt, signal.SIGTERM, signal.SIGHUP):
         yield
 
@@ -157,7 +157,7 @@ def end_with_stdin() -> None:
 
 
 def _await_end_of_stdin() -> None:
-    # The file descriptor itself: the interpreter's own reader must not be locked by us when the process ends.
+    # Read the file descriptor directly: this thread must not hold the lock of sys.stdin when the process ends.
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

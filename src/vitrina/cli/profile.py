@@ -1,4 +1,4 @@
-"""`vitrina profile`: what is in the target of a pipeline."""
+"""`vitrina profile`: show the contents of a pipeline's target."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vitrina.cli.remote import PipelineName
 
 
 def profile(pipeline: PipelineName, timeout: Timeout = RECONCILE_SECONDS, output: Output = Format.TABLE) -> None:
-    """Show what is in the target: rows, size, columns."""
+    """Profile the target: rows, size, columns."""
     with remote.api() as client:
         found = result_of(client, client.profile(pipeline), timeout)
     if output is not Format.TABLE:

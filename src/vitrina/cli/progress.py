@@ -1,4 +1,4 @@
-"""Watching runs on standard error: bars on a terminal, plain lines elsewhere."""
+"""Show the progress of runs on standard error: bars on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ ON_THE_WAY = ("RUN_REQUESTED", "RUNNING", "PAUSE_REQUESTED")
 
 
 class Watcher(Protocol):
-    """Is told what is seen of a pipeline, and how its run ended."""
+    """Receive the status of a pipeline, and the outcome of its run."""
 
     def see(self, seen: "PipelineStatus") -> None: ...
 
@@ -46,7 +46,7 @@ def watching() -> Iterator[Watcher]:
 
 
 class Lines:
-    """Print a line when the status changes, and from time to time while rows move."""
+    """Print a line when the status changes, and at intervals while rows are loaded."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[str, int, float]] = {}
@@ -107,12 +107,12 @@ class Bars:
 
 
 def _ranges(seen: "PipelineStatus") -> str:
-    """Say how many ranges of the key are done, of a load that processes bring side by side."""
+    """Format how many ranges of the key are done in a parallel load."""
     found = seen.progress.ranges if seen.progress else None
     return f", {found.done:,} of {found.done + found.left:,} ranges" if found else ""
 
 
 def _waiting(seen: "PipelineStatus") -> str:
-    """Say why nothing moves just now: the run waits for an unreachable server."""
+    """Format why there is no progress: the run waits for an unreachable server."""
     reason = seen.run.metrics.get("waiting") if seen.run and seen.progress else None
     return f", waiting: {reason}" if reason else ""

@@ -1,4 +1,4 @@
-"""`vitrina psql`: look into the database with PostgreSQL's own client; passwords never stand in its arguments."""
+"""`vitrina psql`: open the database with PostgreSQL's client. Passwords are never passed as arguments."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from vitrina.errors import ConfigError
 if TYPE_CHECKING:
     from vitrina.settings import Settings
 
-# What libpq reads from the environment instead of a URL, which every user of the machine could see.
+# libpq reads these from the environment. Every user of the machine could see a URL in the arguments.
 VARIABLES = {
     "host": "PGHOST",
     "port": "PGPORT",
@@ -31,7 +31,9 @@ VARIABLES = {
 
 def psql(
     context: typer.Context,
-    admin: Annotated[bool, typer.Option("--admin", help="As VITRINA_ADMIN_URL, who may change sources.")] = False,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Log in with VITRINA_ADMIN_URL, which may change sources.")
+    ] = False,
 ) -> None:
     """Open the database with psql. Other arguments are psql's, such as -c."""
     with local.database(local.load_settings(), migrated=False) as settings:

@@ -1,4 +1,4 @@
-"""Talking to the API: the client of the configured address, and pipeline names for the shell's completion."""
+"""Open the API client for the configured address, and complete pipeline names in the shell."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitrina.settings import Settings
 
 COMPLETION_SECONDS = 1.0
-# Where `vitrina dev` says that its API listens: the port may be another than the usual one.
+# `vitrina dev` writes the address of its API here: the port may differ from the default.
 ADDRESS = local.HOME / "api-url"
 
 
@@ -29,25 +29,25 @@ def api() -> Iterator["Client"]:
 
 @contextmanager
 def announced(url: str) -> Iterator[None]:
-    """Let other commands of this directory find the API while the block lasts."""
+    """Publish the address of the API to other commands in this directory while the block runs."""
     is_directory_ours = not ADDRESS.parent.exists()
-    with suppress(OSError):  # in a directory where nothing can be written, VITRINA_API_URL says it
+    with suppress(OSError):  # in a read-only directory, users set VITRINA_API_URL
         _write(url)
     try:
         yield
     finally:
         with suppress(OSError):
-            if ADDRESS.read_text() == url:  # a second `vitrina dev` may have come
+            if ADDRESS.read_text() == url:  # a second `vitrina dev` may have started
                 ADDRESS.unlink()
                 if is_directory_ours:
-                    ADDRESS.parent.rmdir()  # where nothing else is kept in it
+                    ADDRESS.parent.rmdir()  # if nothing else is in it
 
 
 def _write(url: str) -> None:
-    """Write the address whole or not at all: another command may be reading it."""
+    """Write the address atomically, because another command may be reading it."""
     with suppress(FileExistsError):
         ADDRESS.parent.mkdir()
-        # As the embedded PostgreSQL makes it, should it come later: root's runs under another account.
+        # As the embedded PostgreSQL would create it later: started by root, it runs under another account.
         ADDRESS.parent.chmod(0o711 if os.geteuid() == 0 else 0o700)
     written = ADDRESS.with_name(f".{ADDRESS.name}.{os.getpid()}")
     written.write_text(url)
@@ -63,7 +63,7 @@ def _settings() -> "Settings":
 
 
 def complete_pipeline(incomplete: str) -> list[str]:
-    """List names that begin so. Return none when there is no API: errors do not belong on a shell's line."""
+    """List names with this prefix. Return none when there is no API, because completion must not print errors."""
     from vitrina.client import Client
     from vitrina.errors import VitrinaError
 

@@ -1,4 +1,4 @@
-"""Verbs on runs: run, resume, runs, logs."""
+"""Commands for runs: run, resume, runs, logs."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 0.5
 SHORT_ID = 8
-# Stands in every line of a run's log.
+# In every line of a run's log.
 KNOWN = ("run_id", "pipeline", "pipeline_id", "epoch")
-# Lines reach the API a moment after they were written, the last ones after the run's end.
+# Lines reach the API a moment after they are written, and the last ones after the end of the run.
 LAST_LINES_SECONDS = 1.5
-# How far back a shortened id of a run is looked for.
+# How many runs are searched for a shortened id.
 RUNS_SEARCHED = 1000
 
 RESULT_COLUMNS = [
@@ -48,7 +48,7 @@ HISTORY_COLUMNS = [
 ]
 
 
-Wait = Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; the exit code is the outcome.")]
+Wait = Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end of the run; the exit code is its outcome.")]
 Timeout = Annotated[float | None, typer.Option(help="With --wait: give up after this many seconds.")]
 
 
@@ -65,7 +65,7 @@ def run(
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Ask for a run. With --wait, watch it and end with 0 only if it succeeded."""
+    """Request a run. With --wait, show its progress and exit with 0 only if it succeeded."""
     with remote.api() as client:
         attempts = several.Attempts(several.chosen(client, names, labels))
         accepted = attempts.of(lambda name: client.run(name, since=since, until=until, accept=accept or ()))
@@ -115,7 +115,7 @@ def _watch(client: "Client", accepted: "RunAccepted", timeout: float | None) -> 
             )
             watcher.finish(ended)
     except KeyboardInterrupt:
-        local.say(f"the run goes on without you: see `vitrina status {accepted.pipeline}`")
+        local.say(f"the run continues without this command: see `vitrina status {accepted.pipeline}`")
         raise
     return ended
 
@@ -130,7 +130,7 @@ def runs(
     """Show the history of runs, newest first."""
     with remote.api() as client:
         found = client.list_runs(pipeline, status=status or (), since=moment(since), limit=limit)
-    show_list(found, HISTORY_COLUMNS, output, empty="no runs yet: ask for one with `vitrina run NAME --wait`")
+    show_list(found, HISTORY_COLUMNS, output, empty="no runs yet: request one with `vitrina run NAME --wait`")
     for one in found if output is Format.TABLE else ():
         if one.error_message:
             print(f"{str(one.id)[:SHORT_ID]}  {one.pipeline}: {one.error_message}")
@@ -138,9 +138,11 @@ def runs(
 
 def logs(
     pipeline: PipelineName,
-    run_id: Annotated[str | None, typer.Option("--run", help="Id of a run, or its beginning; the latest run.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
-    level: Annotated[str, typer.Option(help="info, warning or error: this and more serious.")] = "info",
+    run_id: Annotated[
+        str | None, typer.Option("--run", help="Id of a run, or the beginning of it. [default: the latest run]")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the run ends.")] = False,
+    level: Annotated[str, typer.Option(help="Lowest level to show: info, warning or error.")] = "info",
     output: Output = Format.TABLE,
 ) -> None:
     """Show what a run logged."""
@@ -154,7 +156,7 @@ def logs(
         print_lines(seen)
         while follow and is_open(found):
             time.sleep(FOLLOW_SECONDS)
-            # Looked at before its lines: none that came before the end may be missed.
+            # Read before the lines, so that no line from before the end is missed.
             found = client.get_run(found.id)
             _await_last_lines(found)
             later = client.run_log(found.id, after=seen[-1].id if seen else 0, level=level)
@@ -176,7 +178,7 @@ def find_run(client: "Client", pipeline: str, run_id: str | None) -> "Run":
         if run_id is None or str(found.id).startswith(run_id.lower()):
             return found
     if run_id is None:
-        raise NotFound(f"pipeline {pipeline} has not run yet: ask for a run with `vitrina run {pipeline}`")
+        raise NotFound(f"pipeline {pipeline} has not run yet: request a run with `vitrina run {pipeline}`")
     raise NotFound(f"pipeline {pipeline} has no run {run_id}: `vitrina runs {pipeline}` lists them")
 
 
@@ -192,7 +194,7 @@ def show_runs(found: "list[Run]", *, title: str | None = None) -> None:
 
 
 def _show_check(check: "dict[str, Any]") -> None:
-    """Show a check that did not pass, with the first rows that break it; the API shows them to operators."""
+    """Show a failed check with the first rows that violate it, which the API shows to operators."""
     if check["result"] == "passed":
         return
     local.say(f"  check {check['name']} {check['result']}: {check['found']}")

@@ -1,4 +1,4 @@
-"""Search servers on this machine: started and stopped by hand, or beside `vitrina dev` and gone with it."""
+"""Run search servers on this machine: started and stopped by hand, or together with `vitrina dev`."""
 
 import time
 from pathlib import Path
@@ -33,13 +33,13 @@ SERVER_COLUMNS = [
 
 @group.command()
 def start(kind: Kind = None, output: Output = Format.TABLE) -> None:
-    """Start one that goes on running until `stop`.
+    """Start a search server that runs until `stop`.
 
-    Fetched from Maven Central the first time. Its data stays in .vitrina/search.
+    It is downloaded from Maven Central the first time. Its data stays in .vitrina/search.
     """
     server = _server(kind or _kind_for_this_machine())
     if not server.running:
-        local.say(f"starting {server.kind} (fetched from Maven Central if it is not here yet)")
+        local.say(f"starting {server.kind} (downloaded from Maven Central the first time)")
     server.start()
     show_list([_described(server)], SERVER_COLUMNS, output, empty="")
     local.say(f"use it with: export ELASTICSEARCH_URL={server.url}")
@@ -47,7 +47,7 @@ def start(kind: Kind = None, output: Output = Format.TABLE) -> None:
 
 @group.command()
 def stop(kind: Kind = None) -> None:
-    """Stop the one of that kind, or all; their data stays."""
+    """Stop the server of that kind, or all; their data stays."""
     for server in _known(kind):
         if server.running:
             server.stop()
@@ -109,7 +109,7 @@ def search_server(
 
 
 def _stay(server: "SearchServer") -> None:
-    """Watch the server, which another command may stop and start again. Looking at it is what lets its process go."""
+    """Watch the server, which another command may stop and start again. Polling also reaps its process."""
     was_running = True
     while True:
         running = server.running
@@ -122,15 +122,15 @@ def _stay(server: "SearchServer") -> None:
 
 
 class NotStarted(CannotConnect):
-    """There is no search server to be had; everything else may go on without it."""
+    """No search server can be started; everything else may continue without it."""
 
 
 def start_beside(children: "Children") -> str:
     """Start one as a child process and return its address once it answers. The first time, it is downloaded."""
     kind = _kind_for_this_machine()
     directory = _directory_of(kind)
-    if not _server(kind).running:  # else somebody started it by hand, and it is not ours to stop
-        local.say(f"search: starting {kind} (fetched from Maven Central if it is not here yet)")
+    if not _server(kind).running:  # otherwise a user started it by hand, and this command must not stop it
+        local.say(f"search: starting {kind} (downloaded from Maven Central the first time)")
         children.start("search", ["search-server", "--kind", kind, "--directory", str(directory)], {})
     while True:
         children.raise_if_ended()
@@ -142,7 +142,7 @@ def start_beside(children: "Children") -> str:
 
 
 def is_at_hand() -> bool:
-    """Tell whether `start_beside` would have nothing to fetch."""
+    """Return whether `start_beside` would have nothing to download."""
     from vitrina.embedded.search_server import is_installed
 
     return bool(_usable_kinds()) and is_installed(_kind_for_this_machine())

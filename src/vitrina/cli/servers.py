@@ -1,4 +1,4 @@
-"""`vitrina api`, `vitrina runner`, `vitrina migrate`: the processes that stay, and the database made ready for them."""
+"""`vitrina api`, `vitrina runner`, `vitrina migrate`: the long-running processes and their database."""
 
 import gc
 import signal
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
-# The name is prometheus_client's: where it finds the variable, processes count in files of that directory.
+# A variable of prometheus_client: if it is set, processes count in files of that directory.
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -49,20 +49,21 @@ def api(
 
 def runner(
     concurrency: Annotated[
-        int | None, typer.Option(help="Pipelines to work on at a time. [default: VITRINA_CONCURRENCY or 4]", min=1)
+        int | None, typer.Option(help="Pipelines to run at a time. [default: VITRINA_CONCURRENCY or 4]", min=1)
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Take up one pipeline, run it to its end, and exit with its outcome.")
+        bool, typer.Option("--once", help="Take one pipeline, run it to its end, and exit with its outcome.")
     ] = False,
     pipeline: Annotated[
-        str | None, typer.Option(help="With --once: this pipeline, by name or id; asked for unless it is already.")
+        str | None,
+        typer.Option(help="With --once: run this pipeline, by name or id; a run is requested unless one is waiting."),
     ] = None,
     end_with_stdin: processes.EndWithStdin = False,
 ) -> None:
     """Run pipelines until stopped. Any number of runners may share one database.
 
     With --once, for cron and Kubernetes Jobs: exits with 0 when the run succeeded or nothing waits, 1 when it failed
-    or was stopped, 5 when the pipeline is paused or another runner works on it.
+    or was stopped, 5 when the pipeline is paused or another runner runs it.
     """
     if pipeline is not None and not once:
         raise typer.BadParameter("name a pipeline together with --once", param_hint="--pipeline")
@@ -91,9 +92,9 @@ def _run_once(settings: "Settings", pipeline: str | None) -> None:
 
 
 def _collect_garbage_rarely() -> None:
-    """Collect garbage rarely: batches are containers by the ten thousand, none in a cycle.
+    """Collect garbage rarely: a batch has tens of thousands of containers, none of them in a cycle.
 
-    With Python's own threshold of 700, looking through them time and again took a fifth of a search load's CPU.
+    With Python's default threshold of 700, the collector took a fifth of the CPU of a search load.
     """
     gc.freeze()
     gc.set_threshold(100_000, 20)
@@ -134,7 +135,7 @@ def _begin(end_with_stdin: bool, **overrides: int) -> "Settings":
 
 
 def _require_migrated(settings: "Settings") -> None:
-    """Say in one line, before anything starts, that the database is not there or not of this version."""
+    """Report in one line, before anything starts, that the database is missing or has another version."""
     from vitrina.store import database, migrate
 
     with (
@@ -164,7 +165,7 @@ def _serve_with_workers(settings: "Settings", host: str, listener: socket.socket
     """Serve with workers that accept from the same socket. When one ends they all do, and are restarted together."""
     arguments = ["api", "--host", host, "--socket", str(listener.fileno())]
     with tempfile.TemporaryDirectory(prefix="vitrina-api-") as counted, processes.Children(_pass_on) as children:
-        # One of them answers /metrics with what all have counted there.
+        # One worker answers /metrics with the counts of all workers.
         environment = local.database_environment(settings) | {METRICS_DIRECTORY: counted}
         for number in range(1, workers + 1):
             children.start(f"API worker {number}", arguments, environment, sockets=[listener.fileno()])
@@ -173,7 +174,7 @@ def _serve_with_workers(settings: "Settings", host: str, listener: socket.socket
 
 
 def _pass_on(name: str, line: str) -> None:
-    """Print lines of workers where our own would go."""
+    """Print lines of workers to the output of this process."""
     print(line, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""One verb on several pipelines: by their names, by a label, or both."""
+"""Run one command on several pipelines, selected by name, by label, or both."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -26,7 +26,9 @@ Names = Annotated[
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option("--label", "-l", metavar="KEY=VALUE", help="Also those with this label; all, if repeated."),
+    typer.Option(
+        "--label", "-l", metavar="KEY=VALUE", help="Also pipelines with this label; if repeated, with all of them."
+    ),
 ]
 
 ACCEPTED_COLUMNS = [
@@ -43,7 +45,7 @@ def chosen(client: "Client", names: Sequence[str] | None, labels: Sequence[str] 
     wanted = dict(_pair(label) for label in labels or ())
     found = [p.name for p in client.list_pipelines() if wanted.items() <= p.labels.items()] if wanted else []
     if wanted and not found:
-        raise NotFound(f"no pipeline has the label {', '.join(labels or ())}; files give labels: metadata.labels")
+        raise NotFound(f"no pipeline has the label {', '.join(labels or ())}; labels are set in files: metadata.labels")
     return list(dict.fromkeys([*(names or ()), *found]))
 
 
@@ -55,7 +57,7 @@ def _pair(label: str) -> tuple[str, str]:
 
 
 class Attempts:
-    """Try each of several. One alone fails with its own error; of more, each failure is reported in its line."""
+    """Try each pipeline. A single one fails with its own error; with several, each failure is reported in a line."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -83,7 +85,7 @@ class Attempts:
 def show(
     accepted: "Sequence[Accepted]", names: Sequence[str], output: Format, show_one: "Callable[[Accepted, Format], None]"
 ) -> None:
-    """Show one as always, more as a list."""
+    """Show one result in full, several as a list."""
     if len(names) == 1:
         show_one(accepted[0], output)
     elif output is not Format.TABLE:
@@ -99,7 +101,7 @@ def ask(
     output: Format,
     show_one: "Callable[[Accepted, Format], None]",
 ) -> None:
-    """Ask the same of each of them."""
+    """Send the same request for each of them."""
     with remote.api() as client:
         attempts = Attempts(chosen(client, names, labels))
         accepted = attempts.of(lambda name: verb(client, name))

@@ -1,4 +1,4 @@
-"""`vitrina smoke`: shows on a deployed installation that a pipeline can be made, run, compared and deleted."""
+"""`vitrina smoke`: check on a deployed installation that a pipeline can be created, run, compared and deleted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 ROWS = 100
 TABLE = "vitrina_smoke"
-# It reads no table, so that it needs no right that the installation's own pipelines may lack.
+# It reads no table, so it needs no privilege that the installation's own pipelines may lack.
 QUERY = "SELECT n AS id, 'probe ' || n AS name FROM generate_series(1, 100) AS n"
 
 
 class _Stopped(Exception):
-    """A step did not work; those after it depend on it."""
+    """A step failed; the steps after it depend on it."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.finding)
@@ -38,7 +38,9 @@ class _Stopped(Exception):
 def smoke(
     target: Annotated[
         str | None,
-        typer.Option(help=f"Where the probe writes: a mart or an index of its own. [default: {TABLE} where allowed]"),
+        typer.Option(
+            help=f"Target of the probe: a mart or an index that nothing else uses. [default: {TABLE} where allowed]"
+        ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Wait this many seconds for each step.", min=1)] = 60.0,
     output: Output = Format.TABLE,
@@ -72,7 +74,7 @@ def _try(client: "Client", target: str | None, timeout: float) -> Iterator[Findi
         yield from _try_probe(client, name, target, timeout)
     except _Stopped as stopped:
         yield stopped.finding
-        with suppress(VitrinaError):  # what is wrong has been said
+        with suppress(VitrinaError):  # the problem has been reported
             client.cancel(name)
         with suppress(VitrinaError):
             client.delete_pipeline(name)
@@ -103,18 +105,18 @@ def _check_api(client: "Client") -> Finding:
 def _check_runners(client: "Client") -> Finding:
     alive = [runner for runner in client.list_runners() if runner.alive]
     if not alive:
-        raise ConfigError("no runner is alive: nothing would be run")
+        raise ConfigError("no runner is alive, so the probe would not run")
     versions = ", ".join(sorted({runner.version for runner in alive}))
     return ok("runners", f"{len(alive)} alive, version {versions}")
 
 
 def _choose_target(client: "Client") -> str:
-    """Choose the probe's own table in the first schema, or index, that the policy leaves open."""
+    """Choose a table or index for the probe in the first place that the policy allows."""
     allowed = client.list_targets().allowed
     for pattern in allowed:
         if pattern.endswith("*"):
             return pattern.removesuffix("*") + TABLE
-    raise ConfigError(f"the allowed targets are {', '.join(allowed)}, none of which has room for {TABLE}")
+    raise ConfigError(f"the allowed targets are {', '.join(allowed)}, none of which allows {TABLE}")
 
 
 def _create(client: "Client", probe: dict[str, Any]) -> Finding:

@@ -1,4 +1,4 @@
-"""Database, API and runner on this machine, for `vitrina dev` and `vitrina demo`: up together, gone together."""
+"""Start and stop database, API and runner together on this machine, for `vitrina dev` and `vitrina demo`."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Stack:
-    """What is up: the processes, and where the API answers."""
+    """Hold the running processes and the address of the API."""
 
     children: Children
     port: int
@@ -37,7 +37,7 @@ class Stack:
 
 @contextmanager
 def migrated_database(settings: "Settings") -> Iterator[tuple["Settings", "EmbeddedPostgres | None"]]:
-    """Yield the configured database or the embedded one, brought up to date."""
+    """Yield the configured database or the embedded one, migrated."""
     from vitrina.store import database, migrate
 
     if settings.database_url is not None:
@@ -60,10 +60,9 @@ def running(
     is_search_vital: bool = True,
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
-    """Start a real API process and a real runner process, without auth, on loopback only.
+    """Start an API process and a runner process, without authentication, on loopback only.
 
-    `more` is in the environment of both. A search server that is not vital and does not start raises `NotStarted`,
-    whatever the reason.
+    `more` is added to the environment of both. Raise `NotStarted` if an optional search server does not start.
     """
     environment = {**local.database_environment(settings), "VITRINA_AUTH": "off", **(more or {})}
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
@@ -77,12 +76,14 @@ def running(
                     raise
                 told = exc.message.rpartition("\n")[2].strip().removeprefix("error: ")
                 raise search.NotStarted(told) from exc
-            if "allowed_targets" not in settings.model_fields_set:  # a server of our own, nobody else's indexes
+            if (
+                "allowed_targets" not in settings.model_fields_set
+            ):  # a server started here, without indexes of other users
                 allowed = environment.get("VITRINA_ALLOWED_TARGETS", settings.allowed_targets)
                 environment["VITRINA_ALLOWED_TARGETS"] = f"{allowed},es:*"
         with listen_on_free_port(wanted_port) as listener:
             port = listener.getsockname()[1]
-            # The API gets the socket itself: nobody can take the port between our look and its start.
+            # The API inherits the open socket, so that no other process can take the port in between.
             number = listener.fileno()
             without_key = {**environment, "VITRINA_SECRET_KEY": "", "VITRINA_SECRET_KEY_FILE": ""}
             children.start("api", ["api", "--host", HOST, "--socket", str(number)], without_key, sockets=[number])

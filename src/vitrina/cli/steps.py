@@ -1,4 +1,4 @@
-"""`vitrina transform test`: what a step makes of a pipeline's rows, before and after side by side."""
+"""`vitrina transform test`: show a pipeline's rows before and after a step."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,12 +19,15 @@ Rows = list[dict[str, Any]]
 
 def try_step(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A registered step.")],
-    pipeline: Annotated[str, typer.Option("--pipeline", "-p", metavar="PIPELINE", help="Whose rows to take.")],
+    pipeline: Annotated[str, typer.Option("--pipeline", "-p", metavar="PIPELINE", help="Pipeline whose rows to use.")],
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many rows.", min=1, max=1000)] = 20,
-    params: Annotated[str | None, typer.Option("--params", metavar="JSON", help="Instead of the plan's.")] = None,
+    params: Annotated[
+        str | None,
+        typer.Option("--params", metavar="JSON", help="Parameters of the step, as JSON. [default: those of the plan]"),
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show what a step makes of a pipeline's first rows. Nothing is written.
+    """Show a pipeline's first rows before and after a step. Nothing is written.
 
     Runs here, with the modules of VITRINA_TRANSFORMS, against the configured database. A step that the pipeline's plan
     does not have is tried after its last one.
@@ -82,7 +85,7 @@ def _before_and_after(
         stages = previews.trace(definition, settings, limit)
         return stages[place], stages[place + 1]
     if name in planned:
-        # The same place in the plan, with other params: what stands behind it does not matter here.
+        # The same position in the plan, with other params. Later steps do not matter here.
         place = planned.index(name)
         definition = definition.model_copy(update={"tasks": definition.ordered_tasks[: place + 1], "python_task": None})
     extra = Task(order_index=len(definition.steps) + 1, task_type="PYTHON", body=name, params=params or {})
@@ -91,7 +94,7 @@ def _before_and_after(
 
 
 def _key_of(before: "PreviewStage", after: "PreviewStage") -> str | None:
-    """Find a column whose values tell rows apart on both sides."""
+    """Find a column whose values identify rows on both sides."""
     for name in before.rows[0] if before.rows else []:
         if after.rows and name not in after.rows[0]:
             continue
@@ -102,7 +105,7 @@ def _key_of(before: "PreviewStage", after: "PreviewStage") -> str | None:
 
 
 def _show(before: Rows, after: Rows, key: str | None) -> None:
-    """Show only what differs: unchanged columns would push the rest off the screen."""
+    """Show only differing columns: unchanged ones would push the rest off the screen."""
     pairs = _paired(before, after, key)
     old, new = list(before[0]) if before else [], list(after[0]) if after else []
     titles, columns = ([key], [[_either(pair, key) for pair in pairs]]) if key else ([], [])
@@ -123,7 +126,7 @@ def _show(before: Rows, after: Rows, key: str | None) -> None:
 
 
 def _paired(before: Rows, after: Rows, key: str | None) -> list[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
-    """Pair each row with what became of it, by the key, or by position when there is none."""
+    """Pair each row with its result, by the key, or by position when there is none."""
     if key is None:
         length = max(len(before), len(after))
         return [(_at(before, place), _at(after, place)) for place in range(length)]

@@ -1,4 +1,4 @@
-"""`vitrina tokens`: who may use the API. Works on the database itself, so that the first token needs no API."""
+"""`vitrina tokens`: manage API tokens, directly in the database, so that the first token needs no API."""
 
 import getpass
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ group = typer.Typer(
 
 
 class RoleName(StrEnum):
-    """The roles of `vitrina.services.callers`, which is too heavy for a help page."""
+    """Mirror the roles of `vitrina.services.callers`, which is too slow to import for a help page."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -37,17 +37,17 @@ COLUMNS = [
     Column("revoked", lambda token: token.revoked_at),
 ]
 
-TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Who or what it is for.")]
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="User or program that the token is for.")]
 
 
 @group.command()
 def create(
     name: TokenName,
-    role: Annotated[RoleName, typer.Option(help="What it may do; each role includes the one before.")],
-    expires_in_days: Annotated[int | None, typer.Option(help="How long it is valid; for ever if not given.")] = None,
+    role: Annotated[RoleName, typer.Option(help="Role of the token; each role includes the ones before it.")],
+    expires_in_days: Annotated[int | None, typer.Option(help="Days until it expires. [default: never]")] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make a token and print it. It is shown this once only."""
+    """Create a token and print it. It is shown only once."""
     from vitrina import schemas
     from vitrina.services import tokens
     from vitrina.services.callers import Role
@@ -70,12 +70,12 @@ def list_tokens(output: Output = Format.TABLE) -> None:
 
     with _metastore() as connection:
         found = [schemas.Token(**_public(row)) for row in tokens.list_all(connection)]
-    show_list(found, COLUMNS, output, empty="no tokens: make one with `vitrina tokens create NAME --role admin`")
+    show_list(found, COLUMNS, output, empty="no tokens: create one with `vitrina tokens create NAME --role admin`")
 
 
 @group.command()
 def revoke(name: TokenName) -> None:
-    """Make a token invalid, at once."""
+    """Revoke a token, effective at once."""
     from vitrina.services import tokens
 
     with _metastore() as connection:
@@ -97,7 +97,7 @@ def _metastore() -> Iterator["Connection"]:
 
 
 def caller() -> "Caller":
-    """Return the shell's user as an admin: with our login to the database, it may do everything there anyway."""
+    """Return the shell's user as an admin: with this database login, they may do everything there anyway."""
     from vitrina.services.callers import Caller, Role
 
     return Caller(f"shell:{getpass.getuser()}", Role.ADMIN)

@@ -1,7 +1,7 @@
-"""Sentences that people read, each with a stable code and parameters, so that a client can say them in its language.
+"""Messages for users. Each has a stable code and parameters, so that a client can show it in another language.
 
-A sentence is a text, so whoever only shows it need not know; `said` gives what stands behind it. The English of all of
-them is in the modules beside this one, by area: a code and its text cannot drift apart.
+A sentence is a `str`, so code that only shows it needs nothing else; `said` returns its code and parameters. The
+English text of every code is in the modules of this package, by area.
 """
 
 import string
@@ -21,7 +21,7 @@ CATALOG: dict[str, str] = {
     **runs.SENTENCES,
 }
 
-# What is kept as text and read back: these are recognised by their words.
+# Sentences of these areas are stored as text and recognised by their wording when they are read back.
 KEPT_AREAS = frozenset(
     {
         "attention",
@@ -37,12 +37,12 @@ KEPT_AREAS = frozenset(
         "warning",
     }
 )
-# A template with fewer letters of its own would be seen in texts that are not its.
-_FEWEST_LETTERS = 7
+# A template with less literal text would match texts of other origin.
+_FEWEST_CHARACTERS = 7
 
 
 class Sentence(str):
-    """A text that knows how it was made."""
+    """Represent a text with the code and the parameters that it was built from."""
 
     code: str
     params: Mapping[str, object]
@@ -55,12 +55,12 @@ class Sentence(str):
 
 
 def say(code: str, /, **params: object) -> Sentence:
-    """Make the sentence `code`. A parameter may be a sentence too, or a list."""
+    """Build the sentence `code`. A parameter may be a sentence or a list."""
     return Sentence(CATALOG[code].format(**{name: _shown(value) for name, value in params.items()}), code, params)
 
 
 def said(text: str | None) -> dict[str, Any] | None:
-    """Return code and parameters of a sentence, also of one that was kept as text, or None for any other text."""
+    """Return code and parameters of a sentence, also of one that was stored as text, or None for any other text."""
     if text is None:
         return None
     if isinstance(text, Sentence) and text.code:
@@ -69,7 +69,7 @@ def said(text: str | None) -> dict[str, Any] | None:
 
 
 def said_again(text: str, **params: object) -> str:
-    """Make the sentence again with other parameters; a text that is no sentence stays as it is."""
+    """Build the sentence again with other parameters; return any other text unchanged."""
     return say(text.code, **{**text.params, **params}) if isinstance(text, Sentence) and text.code else text
 
 
@@ -78,7 +78,7 @@ def all_said(texts: Sequence[str]) -> list[dict[str, Any] | None]:
 
 
 def params_of(template: str) -> list[str]:
-    """Return the names that a template has places for, each once."""
+    """Return the names of a template's placeholders, each once."""
     return list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(template) if name))
 
 
@@ -89,7 +89,7 @@ def _shown(value: object) -> object:
 
 
 def _sendable(value: object) -> object:
-    """Convert a value to JSON; a sentence within another brings its own words along."""
+    """Convert a value to JSON; a sentence within another keeps its text, code and parameters."""
     if isinstance(value, Sentence):
         return {"text": str(value)} | (said(value) or {})
     if isinstance(value, str):
@@ -101,25 +101,22 @@ def _sendable(value: object) -> object:
     return str(value)
 
 
-# --- texts that were kept ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Template:
-    """The words between the places, and the names of these: one more of the first."""
+    """Hold the literal text between placeholders, and their names; there is one more text than names."""
 
     code: str
     words: tuple[str, ...]
     names: tuple[str, ...]
 
     @property
-    def letters(self) -> int:
+    def literal_length(self) -> int:
         return sum(map(len, self.words))
 
     def fill(self, text: str) -> dict[str, str] | None:
-        """Return what stands in the places, if the text is made of this template.
+        """Return the values of the placeholders if the text was built from this template, else None.
 
-        Each place is as short as it can be, so the time is that of reading the text once, whatever it holds.
+        Each value is as short as possible, so the text is read once, whatever it contains.
         """
         if not self.names:
             return {} if text == self.words[0] else None
@@ -152,10 +149,10 @@ def _within(value: str) -> object:
 
 @lru_cache(maxsize=1)
 def _templates() -> list[_Template]:
-    """Order templates by the length of their own text, longest first: a text may match a short one by chance."""
+    """Return templates by the length of their literal text, longest first: a text may match a short one by chance."""
     kept = [_template(code, text) for code, text in CATALOG.items() if code.partition(".")[0] in KEPT_AREAS]
-    told = [template for template in kept if not template.names or template.letters >= _FEWEST_LETTERS]
-    return sorted(told, key=lambda template: -template.letters)
+    told = [template for template in kept if not template.names or template.literal_length >= _FEWEST_CHARACTERS]
+    return sorted(told, key=lambda template: -template.literal_length)
 
 
 def _template(code: str, text: str) -> _Template:

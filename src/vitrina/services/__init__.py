@@ -1,1 +1,1 @@
-"""The control plane's business rules: plain functions, their dependencies as arguments, one noun a module."""
+"""Business rules of the control plane: plain functions that take their dependencies as arguments."""

@@ -1,11 +1,11 @@
-"""What a person does about an error of a run: by the sentence that it said, else by its code."""
+"""Advise on errors of runs, by the sentence of the message, else by the error code."""
 
 from vitrina import sentences
 from vitrina.sentences import Sentence, say
 
 
 def next_step(code: str | None, message: str | None = None) -> Sentence:
-    """Return what to do about an error (`vitrina.errors`), with the names that its message has."""
+    """Return the advice for an error (`vitrina.errors`), with the names from its message."""
     told = sentences.said(message) or {"code": "", "params": {}}
     if told["code"] == "run.backfill_failed" and isinstance(told["params"]["message"], dict):
         told = told["params"]["message"]
@@ -42,7 +42,7 @@ BY_CODE = frozenset(
     }
 )
 
-# What a message names is better advice than its kind.
+# Advice for a sentence is more precise than advice for an error code.
 BY_MESSAGE = {
     "query.refused": "advice.correct_place",
     "query.refused_for_good": "advice.correct_place",

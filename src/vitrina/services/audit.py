@@ -1,4 +1,4 @@
-"""What is written down about a change: who, what, before and after, with secrets masked."""
+"""Record changes in the audit log: who, what, before and after, with secrets masked."""
 
 import re
 from typing import Any
@@ -35,7 +35,7 @@ def record(
 
 
 def masked(value: Any, key: str = "") -> Any:
-    """Mask passwords: users put them into the parameters of steps, whatever the manual says."""
+    """Mask passwords: users put them into parameters of steps, although the manual advises against it."""
     if isinstance(value, dict):
         return {name: masked(part, str(name)) for name, part in value.items()}
     if isinstance(value, list):

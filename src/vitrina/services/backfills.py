@@ -1,4 +1,4 @@
-"""Whether a range may be read again: looked at when it is asked for, because a typing error helps nobody at night."""
+"""Check the range of a backfill when it is requested, so that a typing error is reported before the run starts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from vitrina.store import runs
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-# Types whose values are written alike on every server; of others the run itself judges.
+# Types whose values have the same text on every server. The run itself checks values of other types.
 _KNOWN_TYPES = {
     *("timestamp with time zone", "timestamp without time zone", "date"),
     *("smallint", "integer", "bigint", "numeric", "double precision", "real", "uuid"),
@@ -21,7 +21,7 @@ _KNOWN_TYPES = {
 
 
 def refuse(connection: Connection, row: Row, asked: Mapping[str, str]) -> None:
-    """Raise unless the pipeline may be asked for this range now."""
+    """Raise unless the pipeline can backfill this range now."""
     if row["mode"] != "incremental":
         raise InvalidField("since", say("pipeline.no_cursor_to_backfill", name=row["name"]))
     _refuse_values(connection, row, asked)

@@ -1,11 +1,11 @@
-"""Who asks, and what a role may do."""
+"""Define callers of the API and their roles."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Role(StrEnum):
-    """Each role may do what the ones before it may."""
+    """Enumerate roles. Each role may do everything that the roles before it may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -20,10 +20,10 @@ _RANKS = {role: rank for rank, role in enumerate(Role)}
 
 @dataclass(frozen=True)
 class Caller:
-    """The person or program that makes a request, as the audit names it."""
+    """Represent the person or program that makes a request, as the audit log names it."""
 
     name: str
     role: Role
     request_id: str | None = None
-    # The trace that the request was made in, as W3C writes it.
+    # The trace of the request, as a W3C traceparent.
     traceparent: str | None = None

@@ -1,4 +1,4 @@
-"""Connections kept in the metastore: sealed here with a runner's public key, opened by runners only."""
+"""Manage connections stored in the metastore, sealed with a runner's public key. Only runners can open them."""
 
 import re
 
@@ -15,7 +15,7 @@ from vitrina.store.database import Connection
 from vitrina.store.kept_connections import Row
 
 NAME = r"^[a-z0-9_]{1,63}$"
-# What `VITRINA_CONN_<NAME>` may not end in either: it would be read as something about another connection.
+# `VITRINA_CONN_<NAME>` may not end in these either: it would be read as a setting of another connection.
 RESERVED_ENDINGS = ("_max_connections", "_statement_timeout_seconds", "_file")
 MAX_URL_LENGTH = 4_000
 MAKE_A_KEY = say("connection.make_a_key")
@@ -71,7 +71,7 @@ def require(connection: Connection, settings: Settings, name: str) -> str:
 def add(
     connection: Connection, settings: Settings, caller: Caller, name: str, url: str, *, key: bytes | None = None
 ) -> None:
-    """Keep a new connection. It is sealed with the public key `key`, or with that of the runners."""
+    """Store a new connection. It is sealed with the public key `key`, or with that of the runners."""
     _check(settings, name, url)
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
@@ -83,7 +83,7 @@ def add(
 def replace(
     connection: Connection, settings: Settings, caller: Caller, name: str, url: str, *, key: bytes | None = None
 ) -> None:
-    """Keep another URL under the name; runs that begin from now on use it."""
+    """Replace the URL of a connection; runs that start from now on use it."""
     _check(settings, name, url)
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
@@ -93,7 +93,7 @@ def replace(
 
 
 def remove(connection: Connection, settings: Settings, caller: Caller, name: str) -> None:
-    """Forget a connection, unless a pipeline uses it."""
+    """Delete a connection, unless a pipeline uses it."""
     with connection.transaction():
         if not kept_connections.lock(connection, name):
             if name in (DEFAULT_CONNECTION, *settings.connections):

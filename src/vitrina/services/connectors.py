@@ -1,4 +1,4 @@
-"""Connectors as users see them: which there are, which runners have them, and which pipelines wait for one."""
+"""Describe connectors to users: which exist, which runners have them, and which pipelines wait for one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def list_all(connection: Connection, settings: Settings) -> list[schemas.Connect
 
 
 def waiting(connection: Connection, settings: Settings, only: Iterable[Row] | None = None) -> dict[UUID, str]:
-    """Say for each requested pipeline that no live runner covers what it waits for; of these rows, or of all."""
+    """Describe what each requested pipeline waits for that no live runner covers, among these rows or all."""
     asked = (
         None
         if only is None
@@ -38,7 +38,7 @@ def waiting(connection: Connection, settings: Settings, only: Iterable[Row] | No
 
 
 def words(missing: Sequence[str]) -> str:
-    """Put needs (`source:csv`, `target:parquet`, `step:title_case`) into a sentence."""
+    """Format needs (`source:csv`, `target:parquet`, `step:title_case`) as a sentence."""
     named = dict.fromkeys(map(_named, missing))
     return say("pipeline.waits_for", what=" and ".join(named))
 

@@ -1,4 +1,4 @@
-"""Plans: what stands in one beside the data, which are kept, and applying only what was looked at."""
+"""Store plans, add what they show besides the data, and apply only definitions that a plan covers."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ from vitrina.store.pipelines import Row
 
 
 def fingerprint(definition: Definition) -> str:
-    """Compute what an applied definition must have in common with the one that was looked at: everything."""
+    """Compute the fingerprint of a whole definition. An applied definition must equal the planned one."""
     return hashlib.sha256(json.dumps(versions.snapshot_of(definition), sort_keys=True).encode()).hexdigest()
 
 
 def surroundings(
     connection: Connection, settings: Settings, definition: Definition, saved: Row | None
 ) -> dict[str, Any]:
-    """Describe what a plan tells without a look at the data: what was looked at, and what depends on it."""
+    """Describe the parts of a plan that need no data: the definition, and what depends on it."""
     changes = versions.compare(versions.snapshot(saved), versions.snapshot_of(definition)) if saved else []
     return {
         "pipeline": definition.name,
@@ -64,7 +64,7 @@ def get(connection: Connection, plan_id: UUID) -> Row:
 def refuse_unplanned(
     connection: Connection, plan_ids: Sequence[UUID], wanted: Sequence[tuple[Definition, Row | None]]
 ) -> dict[str, Row]:
-    """Refuse definitions that no plan was made of, as they are now; the plans of the others, by pipeline."""
+    """Return the plans by pipeline. Refuse definitions that no plan covers as they are now."""
     found = {row["id"]: row for row in data_plans.find_all(connection, plan_ids)}
     for plan_id in plan_ids:
         if plan_id not in found:

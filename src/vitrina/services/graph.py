@@ -1,4 +1,4 @@
-"""What reads what: tables that queries read, pipelines, the targets they fill, and who runs after whom."""
+"""Build the graph of pipelines: the tables they read, the targets they fill, and which runs after which."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -39,7 +39,7 @@ def graph(connection: Connection, settings: Settings) -> Graph:
 
 
 def downstream(connection: Connection, settings: Settings, definition: Definition) -> dict[str, list[str]]:
-    """Name the pipelines and targets that depend on a pipeline as it would be defined: what reads its target, too."""
+    """Name the pipelines and targets that depend on a pipeline as it would be defined, or on its target."""
     drawing = _Drawing(connection, settings)
     for row in pipelines.list_by_name(connection, None):
         if row["name"] != definition.name:

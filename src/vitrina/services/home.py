@@ -1,4 +1,4 @@
-"""What a person wants to see first: what needs attention, what ran lately, what comes next, who works."""
+"""Collect what the home page shows: problems, recent runs, upcoming runs, live runners."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +15,7 @@ KINDS = ("failed", "stale", "overdue", "differs", "dead_letters", "blocked", "he
 
 SHOWN_OF_A_KIND = 20
 SHOWN_PIPELINES = 30
-# So many are looked through for the pipelines that ran last.
+# This many runs are searched for the pipelines that ran last.
 LOOKED_AT_RUNS = 2_000
 SHOWN_UPCOMING = 10
 

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: the second copy of a request gets the first one's answer and changes nothing."""
+"""Implement `Idempotency-Key`: a repeated request gets the first answer and changes nothing."""
 
 import hashlib
 import json
@@ -12,12 +12,12 @@ from vitrina.store import requests
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-# Longer than any client keeps trying.
+# Longer than any client retries.
 KEPT_HOURS = 24
 MAX_KEY_LENGTH = 200
 
 
-# Stands beside the answer that is kept, and is not part of it.
+# Stored beside the answer and not part of it.
 _ASKED = "asked_digest"
 
 
@@ -35,7 +35,7 @@ def once(
     `asked` is the content of the request: a key that is sent again with another content is a mistake of the caller.
     """
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    # Two callers may think of the same key.
+    # Two callers may choose the same key.
     scoped = f"{caller.name}\n{key}"
     with connection.transaction():
         requests.forget_keys(connection, older_than_hours=KEPT_HOURS)
@@ -47,7 +47,7 @@ def once(
     if known["pipeline_id"] != row["id"]:
         raise Conflict(say("request.key_of_other_pipeline", key=key))
     answer = dict(known["response"])
-    # One that an earlier version of the platform kept does not say what it answered.
+    # A record of an earlier version of the platform does not contain the request.
     if answer.pop(_ASKED, digest) != digest:
         raise Conflict(say("request.key_of_other_body", key=key))
     return answer, True

@@ -1,4 +1,4 @@
-"""Labels of pipelines: words to sort and choose them by. They are no part of a definition and make no version."""
+"""Manage labels, by which users sort and select pipelines. They are not part of a definition and create no version."""
 
 import re
 from collections.abc import Mapping

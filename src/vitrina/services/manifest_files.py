@@ -1,4 +1,4 @@
-"""Pipelines as YAML text: reading with the place of every value, and writing the same bytes for the same pipeline."""
+"""Read and write pipelines as YAML. Reading keeps the position of every value; writing is deterministic."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands: people open files at a line."""
+    """Represent a position in a file, by line and column."""
 
     file: str | None
     line: int
@@ -32,20 +32,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document and the places of its values."""
+    """Represent one YAML document with the positions of its values."""
 
     content: dict[str, Any]
     places: Mapping[Path, Place] = field(repr=False)
 
     def place_of(self, path: Path) -> Place:
-        """Find the place of a value, or of the nearest value around it: a missing field has no place of its own."""
+        """Find the position of a value, or of the nearest value around it: a missing field has no position."""
         while path not in self.places:
             path = path[:-1]
         return self.places[path]
 
 
 def read(text: str, file: str | None = None) -> list[Document]:
-    """Read the documents of a text. Raise `Invalid` with line and column when it is not the YAML that we accept."""
+    """Read the documents of a text. Raise `Invalid` with line and column when it is not acceptable YAML."""
     if len(text) > MAX_LENGTH:
         raise Invalid(f"{file or 'the text'} is longer than {MAX_LENGTH // 1024 // 1024} MiB; apply less at once")
     try:
@@ -77,7 +77,7 @@ _Loader: Any = yaml_values.Loader
 
 
 def _refuse_traps(text: str, file: str | None) -> None:
-    """Refuse traps before parsing recurses: aliases can make a small text huge, and depth can exhaust the stack."""
+    """Refuse aliases, which can expand a small text, and depth, which can exhaust the stack of the parser."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
         place = Place(file, event.start_mark.line + 1, event.start_mark.column + 1)
@@ -141,7 +141,7 @@ def _wrong(place: Place, message: str, code: str) -> Invalid:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Write text of several lines as a block, because people read queries."""
+    """Write text of several lines as a block, which keeps queries readable."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -153,11 +153,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-# Readers take these for line breaks or drop them unless they are escaped.
+# YAML parsers treat these as line breaks or drop them unless they are escaped.
 _FOLDED = "\x85\u2028\u2029\ufeff\r"
 
 
 _Dumper.add_representer(str, _text)
-# What readers of YAML 1.2 take for a number (1e3, 0o7) is put in quotes as well.
+# Texts that YAML 1.2 parsers read as a number (1e3, 0o7) are quoted as well.
 for _tag, _pattern, _first in yaml_values.resolvers():
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)

@@ -1,4 +1,4 @@
-"""Pipelines as files: export, and apply, which makes the pipelines be what the files say, all of it or nothing."""
+"""Export pipelines to files, and apply files to pipelines in one transaction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ from vitrina.store.pipelines import Row
 # The name under which files own their pipelines.
 OWNER = r"^[A-Za-z0-9][A-Za-z0-9_./\-]{0,99}$"
 
-# Names of files (None for a text without one) and what is in them.
+# Names of files (None for a text without one) and their contents.
 Files = Sequence[tuple[str | None, str]]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One pipeline as a file declares it."""
+    """Represent one pipeline as a file declares it."""
 
     definition: Definition
     labels: dict[str, str]
@@ -50,7 +50,7 @@ def apply(
 ) -> ApplyReport:
     """Apply every document in one transaction. A dry run does the same work and rolls it back.
 
-    `plans`: nothing is applied that none of them looked at.
+    With `plans`, apply only definitions that one of them covers.
     """
     manifests = _read(files, settings, connection)
     try:
@@ -72,7 +72,7 @@ def apply(
                 )
                 for manifest in manifests
             ]
-            # Behind the others, which may have waited for them until now.
+            # Last, because the other pipelines may have run after these until now.
             changes += _prune(connection, caller, [row for row in found if row["name"] not in declared], plans)
             for name, plan in planned.items():
                 data_plans.applied(connection, caller, plan, pipelines.get(connection, name))
@@ -80,13 +80,13 @@ def apply(
                 pipelines.refuse_second_writer(connection, pipelines.get(connection, manifest.definition.name))
             run_after.refuse_circles(connection, [m.definition.name for m in manifests if m.definition.run_after])
     except psycopg.errors.UniqueViolation as exc:
-        raise Conflict("another request created one of these pipelines at the same moment: apply again") from exc
+        raise Conflict("another request created one of these pipelines at the same time: apply again") from exc
     return ApplyReport(dry_run=dry_run, items=sorted(changes, key=lambda change: change.name))
 
 
 def export(connection: Connection, names: Sequence[str]) -> str:
     """Write the named pipelines, or all, as YAML documents in the order of their names."""
-    # Postgres has no such character, so nothing can have such a name.
+    # Postgres cannot store this character, so no pipeline can have such a name.
     possible = [name for name in names if "\x00" not in name]
     found = rows.list_by_name(connection, possible if names else None)
     missing = sorted(set(names) - {row["name"] for row in found})
@@ -96,7 +96,7 @@ def export(connection: Connection, names: Sequence[str]) -> str:
 
 
 def manifest_of(row: Row) -> dict[str, Any]:
-    """Describe what differs from the defaults, in the order in which people read it."""
+    """Describe the fields that differ from their defaults, in reading order."""
     fields = versions.snapshot(row)
     spec = {
         name: _shown(name, fields[name])
@@ -174,7 +174,7 @@ _FORM = (
 
 
 class _WrongDocument(Exception):
-    """What is wrong with one document."""
+    """Collect the errors of one document."""
 
     def __init__(self, fields: list[FieldError]) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def _metadata_errors(document: Document, metadata: dict[str, Any]) -> list[Field
 
 
 def _located(document: Document, error: FieldError) -> FieldError:
-    """Move a definition's error to the place in the file where the field is."""
+    """Move a definition's error to the position of the field in the file."""
     parts: Path = tuple(int(part) if part.isdigit() else part for part in error.path.split(".") if part)
     inside: Path = ("metadata", "name") if parts == ("name",) else ("spec", *parts)
     return _at(document, inside, error.message, error.code)
@@ -252,7 +252,7 @@ def _at(document: Document, path: Path, message: str, code: str) -> FieldError:
     return FieldError(".".join(map(str, path)), f"{document.place_of(path)}: {message}", code)
 
 
-# --- making it so ----------------------------------------------------------------------------------------------
+# --- applying --------------------------------------------------------------------------------------------------
 
 
 def _make_it_so(
@@ -287,7 +287,7 @@ def _differences(row: Row, manifest: Manifest, managed_by: str) -> list[FieldCha
 def _planned(
     connection: Connection, plans: Sequence[UUID], manifests: Sequence[Manifest], existing: Mapping[str, Row]
 ) -> dict[str, Row]:
-    """Find the plan of every pipeline that would change, where only what was looked at may be applied."""
+    """Find the plan of every pipeline that would change, if only planned changes may be applied."""
     if not plans:
         return {}
     wanted = [(manifest.definition, existing.get(manifest.definition.name)) for manifest in manifests]
@@ -324,7 +324,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _step(task: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the empty fields of a step and sort its parameters, because Postgres keeps no order of theirs."""
+    """Leave out the empty fields of a step and sort its parameters, because Postgres does not keep their order."""
     said = {name: value for name, value in task.items() if value not in (None, {})}
     if "params" in said:
         said["params"] = _sorted(said["params"])

@@ -1,7 +1,7 @@
-"""Params of a Python step held against the JSON Schema that a live runner reported for it.
+"""Validate params of a Python step against the JSON Schema that a live runner reported for it.
 
-What is refused here is wrong for certain; the runner reads params with the model itself before each run. Words of the
-schema that are not understood say nothing, and where a model converts (`"5"` for 5), so may the author.
+Only what is certainly wrong is refused here; the runner validates params with the model itself before each run. Unknown
+keywords of the schema are ignored, and values that a model converts (`"5"` for 5) are accepted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ _SHOWN_CHOICES = 12
 
 
 def problems(params: Mapping[str, Any], schema: Schema, path: str, *, strict: bool) -> list[FieldError]:
-    """List everything that is wrong, each with its place below `path`."""
+    """List all errors, each with its path below `path`."""
     return list(_Judge(schema, strict=strict).judge(dict(params), schema, path))
 
 
@@ -45,7 +45,7 @@ class _Judge:
             yield from _range(value, schema, path)
 
     def _resolved(self, schema: Schema) -> Schema:
-        """Follow the references of a schema; one that leads nowhere allows anything."""
+        """Resolve the references of a schema; an unresolvable one allows anything."""
         for _ in range(10):
             if "$ref" not in schema:
                 return schema
@@ -56,7 +56,7 @@ class _Judge:
         found = [list(self.judge(value, choice, path)) for choice in choices]
         if not all(found):
             return
-        # What is wrong inside says more than that the whole is wrong: the author has meant one of the choices.
+        # An error inside a choice is more precise than "matches no choice": the author meant one of them.
         inside = [errors for errors in found if all(error.path != path for error in errors)]
         if inside:
             yield from min(inside, key=len)

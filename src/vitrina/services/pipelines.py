@@ -1,4 +1,4 @@
-"""The rules of pipelines: who may define, change, remove, start and stop one, and when."""
+"""Implement the rules of pipelines: when one may be defined, changed, deleted, started and stopped."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
@@ -23,11 +23,11 @@ from vitrina.store import run_after as edges
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-# Fields that decide who writes where: such a change is made while nobody else makes one.
+# Fields that decide which pipeline writes where. Changes of these are serialised by a lock.
 _TARGET_FIELDS = frozenset({"target_table", "mode", "options", "tasks"})
-# Fields that decide who waits for whom: these too.
+# Fields that decide which pipeline waits for which. These too.
 _GRAPH_FIELDS = frozenset({"run_after"})
-# Fields that name Python steps: these are looked up among what live runners have.
+# Fields that name Python steps, which are looked up among those of live runners.
 _STEP_FIELDS = frozenset({"type", "source_query", "source_table", "python_task", "tasks"})
 
 
@@ -35,7 +35,7 @@ _STEP_FIELDS = frozenset({"type", "source_query", "source_table", "python_task",
 
 
 def get(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row:
-    # Postgres has no such character, so nothing can have such a name.
+    # Postgres cannot store this character, so no pipeline can have such a name.
     row = None if "\x00" in str(id_or_name) else pipelines.find(connection, id_or_name, lock=lock)
     if row is None:
         raise no_such(connection, str(id_or_name))
@@ -78,7 +78,7 @@ def insert(
     managed_by: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Row:
-    """Insert a new row after checking it. The caller looks for second writers when all is written."""
+    """Insert a new row after checking it. The caller checks for second writers when everything is written."""
     policy.check(definition, settings, connection)
     steps.check(connection, settings, definition)
     pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
@@ -99,7 +99,7 @@ def change(
     expected_version: int | None = None,
     action: str = "change",
 ) -> Row:
-    """Set the given fields; `options` and `labels` are merged key by key, null takes an option back to its default."""
+    """Set the given fields; `options` and `labels` are merged key by key, null resets an option to its default."""
     wanted_labels, fields = labels_of.split(fields)
     try:
         with connection.transaction():
@@ -129,7 +129,7 @@ def redefine(
     action: str,
     summary: str | None = None,
 ) -> Row:
-    """Write a whole definition over a locked row. The caller looks at second writers when all is written."""
+    """Write a whole definition over a locked row. The caller checks for second writers when everything is written."""
     before = versions.snapshot(row)
     wanted = versions.snapshot_of(definition)
     changed = versions.changed_fields(before, wanted)
@@ -164,7 +164,7 @@ def replace_tasks(
     *,
     expected_version: int | None = None,
 ) -> Row:
-    """Replace the task plan as a whole; with an empty one, `source_query` counts again."""
+    """Replace the task plan as a whole; with an empty one, `source_query` is used again."""
     return change(
         connection,
         settings,
@@ -185,9 +185,9 @@ def roll_back(
     *,
     expected_version: int | None = None,
 ) -> Row:
-    """Make the definition of an older version the newest one; the name stays, because others know it."""
+    """Make the definition of an older version the newest one; the name stays, because other systems use it."""
     with connection.transaction():
-        pipelines.lock_targets(connection)  # before the row, as everybody does
+        pipelines.lock_targets(connection)  # before the row: every transaction takes the locks in this order
         row = get(connection, id_or_name, lock=True)
         _require_version(row, expected_version)
         old = versions.get(connection, row, version)["definition"]
@@ -207,7 +207,7 @@ def remove(
     expected_version: int | None = None,
     also_removed: Collection[UUID] = (),
 ) -> None:
-    """Delete a pipeline. `also_removed` are pipelines of the same transaction, which wait for none any more."""
+    """Delete a pipeline. `also_removed` are pipelines that the same transaction deletes; they no longer wait for it."""
     with connection.transaction():
         pipelines.lock_targets(connection)
         row = get(connection, id_or_name, lock=True)
@@ -231,7 +231,7 @@ def request_run(
     until: str | None = None,
     accepts: Collection[str] = (),
 ) -> Row:
-    """Ask for a run. Asking twice is the same request; during a run, a request for another is remembered.
+    """Request a run. Repeating the request has no effect. During a run, the request is kept for another run.
 
     With a range it is a backfill: those rows are read again, and the checkpoint stays where it is. `accepts` names
     checks that may fail in this run.
@@ -259,7 +259,7 @@ def request_run(
 
 
 def resume(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Let a paused pipeline go on where it stopped: with one run, and none after it that was not requested."""
+    """Resume a paused pipeline where it stopped, with exactly one run unless more were requested."""
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         if not row["enabled"]:
@@ -274,7 +274,7 @@ def resume(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
 
 
 def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Ask for a pause at the next batch boundary; a pipeline that is paused stays so."""
+    """Request a pause at the next batch boundary; a paused pipeline stays paused."""
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         if row["status"] in (Status.PAUSED, Status.PAUSE_REQUESTED):
@@ -289,7 +289,7 @@ def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID
 def cancel(
     connection: Connection, caller: Caller, id_or_name: str | UUID, *, requested_at: datetime | None = None
 ) -> Row:
-    """Take back a requested run, or end the current one now; what it has committed stays.
+    """Withdraw a requested run, or end the current one now; rows that it committed stay.
 
     With `requested_at`, cancel only the run that answers that request, and no other caller's.
     """
@@ -310,10 +310,10 @@ def cancel(
 
 
 def _answers_only(connection: Connection, row: Row, requested_at: datetime) -> bool:
-    """Tell whether what waits or runs now is for this request and for no later one."""
+    """Return whether the waiting or current run is for this request and for no later one."""
     asked = {row["run_requested_at"], row["range_requested_at"]} - {None}
     if not asked:
-        # At work, or interrupted and waiting for another runner; a repair answers nobody.
+        # Running, or interrupted and waiting for another runner. A repair answers no request.
         return row["claim_returns"] is None and runs.find_latest_answer(connection, row["id"]) == requested_at
     run = runs.find_current(connection, row["id"])
     began = row["status"] == Status.RUN_REQUESTED or (run is not None and run["started_at"] >= requested_at)
@@ -325,7 +325,7 @@ def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
 
 
 def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Stop starting a pipeline. An unclaimed request is withdrawn; a current run goes on to its end.
+    """Stop starting a pipeline. An unclaimed request is withdrawn; a current run continues to its end.
 
     A live pipeline has no end: the runner stops following it.
     """
@@ -333,9 +333,9 @@ def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> R
 
 
 def reload_config(connection: Connection, settings: Settings, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Take the row as it stands now: judged, numbered as a version if it was edited by hand, its schedule renewed.
+    """Reload the row: check it, record a version if it was edited by hand, and compute its next due time.
 
-    A current run goes on with this version; what may change under a run applies from its next batch.
+    A current run continues with this version; fields that may change during a run apply from its next batch.
     """
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
@@ -356,7 +356,7 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
         else:
             audit.record(connection, caller, "reload_config", versions.object_name(row))
         runs.move_to_version(connection, row["id"], row["version"])
-        # A schedule that stayed the same keeps its due time, however often it is asked to be read again.
+        # An unchanged schedule keeps its due time, however often it is reloaded.
         if row["next_run_at"] is None or row["needs_attention"] or schedules.moves_ticks(known, versions.snapshot(row)):
             schedules.renew(connection, row["id"])
         return get(connection, row["id"])
@@ -365,7 +365,7 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
 def reset_state(
     connection: Connection, caller: Caller, id_or_name: str | UUID, *, cursor: str | None = None
 ) -> Row | None:
-    """Forget the checkpoint, or put it at a cursor value, while no runner works on the pipeline."""
+    """Discard the checkpoint, or set it to a cursor value, while no runner runs the pipeline."""
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         _refuse_reset(row, cursor)
@@ -412,7 +412,7 @@ def _require_version(row: Row, expected: int | None) -> None:
 def _refuse_locked(row: Row, changed: Iterable[str]) -> None:
     locked = sorted(LOCKED_WHILE_RUNNING.intersection(changed))
     if row["mode"] == "live":
-        return  # it runs all the time: its runner takes up the new version within a second
+        return  # it always runs, and its runner uses the new version within a second
     if locked and row["status"] in status.ACTIVE:
         raise Conflict(say("pipeline.locked", name=row["name"], status=row["status"], fields=", ".join(locked)))
 

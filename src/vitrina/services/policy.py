@@ -1,4 +1,4 @@
-"""What a definition may say here: allowed target, allowed query, known connection, a sound task plan."""
+"""Check definitions against the rules of this installation: targets, queries, connections, task plans."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import kept_connections
 from vitrina.store.database import Connection
 
-# Nobody reads more of them at a time, and each may repeat a part of what was sent.
+# No reader needs more at a time, and each error may repeat a part of the request.
 MAX_PROBLEMS = 100
 
-# A change to any of these is judged again; the others (a pause in the schedule, say) must work even on a pipeline
-# whose target the operator has meanwhile forbidden.
+# A change to any of these is checked again. Other changes, such as a pause of the schedule, must work even on a
+# pipeline whose target the operator has since forbidden.
 JUDGED_FIELDS = frozenset(
     {
         "type",
@@ -48,12 +48,12 @@ def parse(fields: Mapping[str, Any]) -> Definition:
 
 
 def parse_for_reading(fields: Mapping[str, Any]) -> Definition:
-    """Parse a definition of which only the reading matters: it may still lack a name and a target."""
+    """Parse a definition that is only read from: it may still lack a name and a target."""
     return parse({"name": _NO_NAME, "target_table": _NO_TARGET, **fields})
 
 
 def parse_piecemeal(fields: Mapping[str, Any]) -> tuple[Definition | None, list[FieldError]]:
-    """Parse what can be made of the fields without the wrong ones, and list everything that is wrong about those."""
+    """Parse the definition without its invalid fields, and list the errors of those."""
     rest, found = dict(fields), list[FieldError]()
     while True:
         try:
@@ -64,14 +64,14 @@ def parse_piecemeal(fields: Mapping[str, Any]) -> tuple[Definition | None, list[
             if not news or len(found) > MAX_PROBLEMS:
                 return None, found
             found += news
-            # Without the column that says what is new, a definition is one of a full load.
+            # Without a cursor column, the definition is treated as a full load.
             wrong |= {"mode"} if "incremental_key" in wrong else set()
             rest = {name: value for name, value in rest.items() if name not in wrong}
             rest |= {name: value for name, value in _PLACEHOLDERS.items() if name in wrong}
 
 
 _NO_NAME, _NO_TARGET = "draft", "no_target"
-# Fields that a definition cannot be without.
+# Required fields of a definition.
 _PLACEHOLDERS = {"name": _NO_NAME, "target_table": _NO_TARGET, "source_query": "SELECT 1"}
 
 
@@ -93,7 +93,7 @@ def problems(definition: Definition, settings: Settings, metastore: Connection |
 def problems_of_reading(
     definition: Definition, settings: Settings, metastore: Connection | None = None
 ) -> list[FieldError]:
-    """List what keeps a definition from reading, wherever it would write."""
+    """List the errors that prevent a definition from reading its source; the target is not checked."""
     return [
         *taskplan.violations(definition.tasks, after_source=definition.python_source is not None),
         *_query_problems(definition, settings),
@@ -104,7 +104,7 @@ def problems_of_reading(
 
 
 def invalid(found: Sequence[FieldError]) -> Invalid:
-    """Make one error that says everything; a single problem keeps its own words."""
+    """Build one error from all problems; a single problem keeps its own message."""
     if len(found) == 1:
         return Invalid(found[0].message, tuple(found))
     listed = found[:MAX_PROBLEMS]
@@ -114,7 +114,7 @@ def invalid(found: Sequence[FieldError]) -> Invalid:
 
 
 def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
-    """Translate Pydantic's findings into our words, without the texts that were given: they may be secret."""
+    """Translate Pydantic's errors into sentences, without texts from the request: they may be secret."""
     found = []
     for detail in details:
         broken = detail.get("ctx", {}).get("error")
@@ -148,7 +148,7 @@ def _words(path: str, detail: Mapping[str, Any]) -> str:
     return _of_pydantic(path, detail)
 
 
-# Which of our sentences a finding of pydantic is, and what its context calls the limit.
+# The sentence for each kind of pydantic error, and the name of the limit in its context.
 _PYDANTIC = {
     "greater_than_equal": ("definition.at_least", "ge"),
     "less_than_equal": ("definition.at_most", "le"),
@@ -177,7 +177,7 @@ def _of_pydantic(path: str, detail: Mapping[str, Any]) -> Sentence:
 
 
 def _unknown(path: str) -> Sentence:
-    """Say that a field is unknown, and suggest a field of the same part whose name is similar."""
+    """Report an unknown field, and suggest a field of the same object with a similar name."""
     outer, _, name = path.rpartition(".")
     parts: dict[str, type[BaseModel]] = {"options": Options, "tasks": Task}
     model = parts.get(outer.partition(".")[0], Definition)
@@ -196,7 +196,7 @@ def _given(value: object) -> str:
 
 def _query_problems(definition: Definition, settings: Settings) -> list[FieldError]:
     if definition.query is None or not definition.query.strip() or not definition.reads_postgres:
-        return []  # another source judges its own words, where it is opened
+        return []  # another source checks its own options when it is opened
     path = "source_table" if definition.source_table else "source_query"
     if definition.tasks:
         path = f"tasks.{definition.tasks.index(definition.ordered_tasks[0])}.body"
@@ -208,7 +208,7 @@ def _query_problems(definition: Definition, settings: Settings) -> list[FieldErr
 
 
 def _check_problems(definition: Definition, settings: Settings) -> list[FieldError]:
-    """Judge the SQL of checks as that of a source query."""
+    """Check the SQL of checks by the rules of a source query."""
     found = []
     for place, check in enumerate(definition.checks):
         if isinstance(check, data_checks.Asked):
@@ -235,7 +235,7 @@ def _connection_problems(definition: Definition, settings: Settings, metastore: 
     known = {DEFAULT_CONNECTION, *settings.connections}
     unknown = {path: name for path, name in named.items() if name not in known}
     if unknown and metastore:
-        # Held, so that nobody removes it before the definition is saved.
+        # Locked, so that no transaction deletes it before the definition is saved.
         unknown = {path: name for path, name in unknown.items() if not kept_connections.hold(metastore, name)}
         known |= set(kept_connections.list_names(metastore)) if unknown else set()
     return [
@@ -264,7 +264,7 @@ def _connector_problems(definition: Definition, settings: Settings, metastore: C
     if definition.options.target_connection is not None and target is not None:
         named.append(("options.target_connection", definition.options.target_connection, target))
     if definition.python_source:
-        named = named[1:]  # what such a source reads is its own business
+        named = named[1:]  # such a source decides what it reads
     found = []
     for path, name, wanted in named:
         actual = connections.connector_of(metastore, settings, name)
@@ -275,7 +275,7 @@ def _connector_problems(definition: Definition, settings: Settings, metastore: C
 
 
 def _unplaced_problems(definition: Definition, target: str | None) -> list[FieldError]:
-    """Require a target connection, except for Postgres and search, which have a default place."""
+    """Require a target connection, except for Postgres and search, which have a default."""
     found = []
     connector = registry.installed().connectors.get(target or "")
     has_default = target in (None, registry.POSTGRES, registry.SEARCH) or not (connector and connector.schemes)

@@ -1,4 +1,4 @@
-"""Rules of reconciling on the control plane's side: when a repair may be asked for, and what a report lists."""
+"""Implement the control plane's rules of reconciling: when a repair may be requested, and what a report lists."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vitrina.store import dead_letters, requests
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-# Sent again at a time.
+# Dead letters that one request may replay.
 MOST_LETTERS = 10_000
 
 

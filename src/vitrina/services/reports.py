@@ -1,4 +1,4 @@
-"""Answers to an operator's questions: what is it doing, how far is it, what went wrong, what comes next."""
+"""Report the state of pipelines: status, progress, errors, what comes next."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -90,7 +90,7 @@ def _progress(run: Row) -> schemas.Progress:
         elapsed_seconds=round(seconds, 3),
         rows_per_second=rate,
         rows_estimate=estimate,
-        # An estimate is one: nothing is done until it is.
+        # The total is an estimate, so progress stays below 100 % until the load is done.
         percent=round(min(100 * read / estimate, 99.9), 1) if estimate else None,
         eta_seconds=round(left / rate, 1) if left is not None and rate else None,
         ranges=run["metrics"].get("ranges"),
@@ -98,14 +98,14 @@ def _progress(run: Row) -> schemas.Progress:
 
 
 def _following(now: datetime, row: Row, run: Row | None, found: Row | None) -> schemas.Following | None:
-    """Say how old a live pipeline's target is, unless a full load is under way."""
+    """Compute how old a live pipeline's target is, unless a full load is running."""
     follows = row["status"] in status.ACTIVE and run is not None and run["metrics"].get("following")
     as_of = live_as_of(row, found) if follows else None
     return schemas.Following(as_of=as_of, lag_seconds=_age(now, as_of) or 0.0) if as_of else None
 
 
 def live_as_of(row: Row, found: Row | None) -> datetime | None:
-    """The moment of the source that the target of a live pipeline shows, by the source's clock."""
+    """Return the time, by the source's clock, that the target of a live pipeline reflects."""
     place = found["identity"].get("live") if found and row["mode"] == "live" else None
     return _as_time(place.get("as_of")) if isinstance(place, dict) else None
 
@@ -141,7 +141,7 @@ def _lag(
     *,
     load: Row | None = None,
 ) -> schemas.Lag:
-    """Say how far the target is behind. `load`: its latest run that reads the source, where that is known."""
+    """Compute how far the target is behind. `load` is its latest run that read the source, if known."""
     safe_upto = found["safe_upto"] if found else None
     cursor_time = _as_time(safe_upto)
     success = load if load and load["status"] == RunStatus.SUCCESS else None
@@ -168,7 +168,7 @@ def _age(now: datetime, moment: datetime | None) -> float | None:
 
 
 def _as_time(cursor: Any) -> datetime | None:
-    """Parse a cursor, which is text. Return None for one that is no point in time: it has no age."""
+    """Parse a cursor, which is text. Return None if it is not a time: then it has no age."""
     try:
         moment = datetime.fromisoformat(str(cursor)) if cursor and "-" in str(cursor)[1:] else None
     except ValueError:

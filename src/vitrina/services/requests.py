@@ -1,4 +1,4 @@
-"""Work that only a runner can do: asked for in the metastore, waited for briefly."""
+"""Request work that only a runner can do, through the metastore, and wait briefly for the answer."""
 
 import time
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from vitrina.store import requests, runners
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-# After this long nobody waits for the answer any more.
+# After this long no client waits for the answer any more.
 EXPIRES_SECONDS = 600.0
 TABLES_FRESH_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
-# Its answer says where a connection leads, and under which login.
+# Its answer contains the address and the login of a connection.
 TEST_CONNECTION = "test_connection"
 
-# What editors ask while people type.
+# Requests that editors send while users type.
 TYPING_KINDS = ("explain", "validate")
 SUPERSEDED = "superseded"
 
@@ -40,7 +40,7 @@ def ask(connection: Connection, caller: Caller, kind: str, row: Row, payload: di
 
 
 def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: dict[str, Any]) -> Row:
-    """Ask about a definition that is sent with the request: no pipeline has it yet."""
+    """Request work on a definition that is sent along, because no pipeline has it yet."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         request_id = requests.insert(connection, kind, None, payload, caller.name)
@@ -50,7 +50,7 @@ def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: 
 
 
 def ask_about_typing(connection: Connection, caller: Caller, kind: str, payload: dict[str, Any]) -> Row:
-    """Ask about a draft. Editors ask while users type, so the audit does not record it."""
+    """Request work on a draft. Editors do so while users type, so the audit log does not record it."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         error = {"code": SUPERSEDED, "message": say("request.superseded")}
@@ -59,7 +59,7 @@ def ask_about_typing(connection: Connection, caller: Caller, kind: str, payload:
 
 
 def ask_for_tables(connection: Connection, caller: Caller, source_connection: str) -> Row:
-    """Ask what queries on the connection may read. Callers within one minute are given the same answer."""
+    """Request the tables that queries on the connection may read. Callers within one minute get the same answer."""
     payload = {"connection": source_connection}
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
@@ -70,7 +70,7 @@ def ask_for_tables(connection: Connection, caller: Caller, source_connection: st
 
 
 def ask_for_receivers(connection: Connection, caller: Caller) -> Row:
-    """Ask which receivers are notified of failures. Callers within one minute are given the same answer."""
+    """Request the receivers of notifications. Callers within one minute get the same answer."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         fresh = requests.find_shared(connection, "receivers", {}, younger_than_seconds=TABLES_FRESH_SECONDS)
@@ -78,7 +78,7 @@ def ask_for_receivers(connection: Connection, caller: Caller) -> Row:
 
 
 def ask_to_notify(connection: Connection, caller: Caller) -> Row:
-    """Ask a runner to find out whether a message arrives."""
+    """Ask a runner to send a test message."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         request_id = requests.insert(connection, "test_notifications", None, {}, caller.name)
@@ -87,7 +87,7 @@ def ask_to_notify(connection: Connection, caller: Caller) -> Row:
 
 
 def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
-    """Ask a runner to find out whether a connection can be used."""
+    """Ask a runner to test a connection."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         request_id = requests.insert(connection, TEST_CONNECTION, None, {"connection": name}, caller.name)
@@ -96,7 +96,7 @@ def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
 
 
 def ask_for_copy(connection: Connection, caller: Caller, payload: dict[str, Any]) -> Row:
-    """Ask how to copy a table, as its catalog suggests."""
+    """Ask a runner to suggest a definition that copies a table."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         return get(connection, requests.insert(connection, "suggest", None, payload, caller.name))
@@ -131,14 +131,14 @@ def somebody_works(connection: Connection, settings: Settings) -> bool:
 
 
 def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> schemas.ValidationReport:
-    """Report what can be said without a source: form, target, query, connections, and whether the steps are known."""
+    """Report what can be checked without the source: fields, target, query, connections, steps."""
     wanted_labels, fields = labels.split(fields)
     definition, found = policy.parse_piecemeal(fields)
     found += labels.problems(wanted_labels) if wanted_labels is not None else []
     if definition is None:
         return _report(found, [])
     warnings: list[str] = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
-    # What is wrong by its form has been taken out of the definition: nothing else can be said about it.
+    # Invalid fields were removed from the definition, so they are not checked further.
     wrong = {error.path.partition(".")[0] for error in found}
     judged = policy.problems(definition, settings, connection)
     found += [error for error in judged if error.path.partition(".")[0] not in wrong]
@@ -172,11 +172,11 @@ def _query_of(fields: dict[str, Any]) -> tuple[str, Any]:
 
 
 def with_findings(report: schemas.ValidationReport, fields: dict[str, Any] | None = None) -> schemas.ValidationReport:
-    """Add the runner's error to ours. `fields` is the draft that it is about."""
+    """Add the runner's error to those found here. `fields` is the draft."""
     if report.deep is None or report.deep.error is None:
         return report
     code = str(report.deep.error.get("code", "error"))
-    # A later question took its place, or the runner is older than the question: nothing was found out.
+    # A later request replaced it, or the runner is too old for it: there is no result.
     if code == SUPERSEDED or (fields is not None and code == NotFound.code):
         return report
     message = str(report.deep.error.get("message", say("run.not_checked")))

@@ -1,4 +1,4 @@
-"""The rules of pipelines that run after others: no circles, nobody removed that others wait for, what is waited for."""
+"""Implement the rules of `run_after`: no cycles, and no deletion of a pipeline that others wait for."""
 
 import graphlib
 from collections import defaultdict, deque

@@ -1,4 +1,4 @@
-"""When a pipeline is due, as soon as its author says so."""
+"""Compute when a pipeline is due, as soon as its schedule is saved."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,7 +13,7 @@ from vitrina.store.database import Connection
 
 
 def moves_ticks(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Tell whether two snapshots of a definition are due at different times."""
+    """Return whether two snapshots of a definition are due at different times."""
     changed = {change.path for change in versions.compare(before, after)}
     return bool(changed & {"schedule_interval", "enabled", "options.schedule_jitter_seconds"})
 
@@ -27,7 +27,7 @@ def next_times(connection: Connection, interval: str, *, count: int) -> list[dat
 
 
 def renew(connection: Connection, pipeline_id: UUID) -> None:
-    """Set the next due time now, not when a runner looks: the first tick counts also while no runner is alive."""
+    """Set the next due time now, not when a runner looks: the first one counts also while no runner is alive."""
     schedules.set_due_time(connection, pipeline_id, None)
     found = schedules.find_scheduled(connection, pipeline_id)
     if found is None:
@@ -36,5 +36,5 @@ def renew(connection: Connection, pipeline_id: UUID) -> None:
     try:
         due = schedule.next_after(found["schedule_interval"], found["now"], offset=offset)
     except InvalidField:
-        return  # edited by hand: the runner that looks says what is wrong with it
+        return  # edited by hand: a runner reports the error
     schedules.set_due_time(connection, pipeline_id, due)

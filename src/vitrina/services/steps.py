@@ -1,4 +1,4 @@
-"""Whether a definition's Python steps exist and are given the right params: live runners say which ones they have."""
+"""Check that a definition's Python steps exist and get valid params, by what live runners report."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from vitrina.store.database import Connection
 
 
 def check(connection: Connection, settings: Settings, definition: Definition) -> None:
-    """Raise `Invalid` for what no live runner could perform. Without a live runner that is unknown, and it passes."""
+    """Raise `Invalid` for steps that no live runner has. Without a live runner nothing is known, and all steps pass."""
     found = problems(connection, settings, definition)
     if found:
         raise policy.invalid(found)
@@ -33,9 +33,9 @@ def problems(connection: Connection, settings: Settings, definition: Definition)
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One function that the definition names."""
+    """Represent one function that the definition names."""
 
-    kind: str  # what it must be the name of
+    kind: str  # the kind that it must have
     name: str
     name_path: str
     params: dict[str, Any]
@@ -85,7 +85,7 @@ def _problems_of_rule(rule: dict[str, Any], path: str) -> list[FieldError]:
 
 def _problems_of_params(own: dict[str, Any], step: _Wanted, found: dict[str, Any]) -> list[FieldError]:
     if "params" not in found:
-        return []  # reported by a runner that does not tell
+        return []  # reported by a runner that does not report params
     if found["params"] is None:
         return [
             FieldError(

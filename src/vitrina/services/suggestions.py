@@ -1,4 +1,4 @@
-"""How to copy a table: the key, the cursor and the mode that its catalog speaks for, and the reasons for each."""
+"""Suggest how to copy a table: key, cursor and mode by its catalog, with the reason for each."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from vitrina.store import tables
 from vitrina.store.database import Connection
 from vitrina.store.tables import Column, Table
 
-# What people call the column that says when a row was last changed, most telling first.
+# Usual names of the column with the time of a row's last change, most specific first.
 CHANGED = re.compile(
     r"(?P<best>(updated|modified|changed|last_?updated|last_?modified|last_?changed)(_?(at|on|ts|time|date|timestamp))?)"
     r"|(?P<good>(date|dt|ts|time)_?(updated|modified|changed)|(update|modification|change)_?(time|date|ts|timestamp))"
@@ -25,10 +25,10 @@ CHANGED = re.compile(
 )
 TELLING = ("best", "good", "fair")
 CLOCKS = ("timestamp with time zone", "timestamp without time zone")
-# Types whose equal values are written alike: rows with one cursor are ordered by them.
+# Types whose equal values have equal texts. They order rows with equal cursor values.
 ORDERED = ("smallint", "integer", "bigint", "numeric", "uuid", "text", "character varying", *CLOCKS)
 LOOKBACK_SECONDS = 600
-# Of a live pipeline a schedule asks for full loads: it needs none.
+# The schedule of a live pipeline requests full loads, so a suggestion has none.
 EVERY = {"incremental": "5m", "full": "1h", "live": None}
 
 
@@ -38,7 +38,7 @@ Source = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A pipeline that copies a table, and why it is made so."""
+    """Represent a pipeline that copies a table, with the reasons for its settings."""
 
     definition: dict[str, Any]
     guarantee: str
@@ -58,7 +58,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Preferences:
-    """What the author has decided already; the rest is suggested."""
+    """Hold what the author has decided; the rest is suggested."""
 
     name: str | None = None
     key: tuple[str, ...] = ()
@@ -95,11 +95,11 @@ def default_schema(settings: Settings) -> str:
         schema, _, table = pattern.partition(".")
         if table == "*" and "*" not in schema:
             return schema
-    raise ConfigError(f"say where to write with --to: allowed are {settings.allowed_targets}")
+    raise ConfigError(f"name the target with --to; allowed: {settings.allowed_targets}")
 
 
 def suggest(table: Table, target: str, preferences: Preferences, connection: str = DEFAULT_CONNECTION) -> Suggestion:
-    """Make a pipeline that fills `target` with a copy of the table."""
+    """Build a pipeline that fills `target` with a copy of the table."""
     key, reasons = _key(table, preferences.key)
     cursor = _cursor(table, preferences)
     mode = "incremental" if cursor else "live" if preferences.mode == "live" else "full"
@@ -127,7 +127,7 @@ def suggest(table: Table, target: str, preferences: Preferences, connection: str
 
 
 def query_of(table: Table) -> str:
-    """Select every column by its name, so that a column that is added later does not slip in."""
+    """Select every column by name, so that a column added later is not included by accident."""
     columns = ", ".join(_written(column.name) for column in table.columns)
     return f"SELECT {columns} FROM {_written(table.schema)}.{_written(table.name)}"  # noqa: S608 - quoted where needed
 
@@ -151,7 +151,7 @@ def _written(name: str) -> str:
 
 
 def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Choose the key, and say why."""
+    """Choose the key, with the reason."""
     if wanted:
         for name in wanted:
             _require_column(table, name, "--key")
@@ -163,7 +163,7 @@ def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
         return found, say("suggestion.unique_index", columns=", ".join(found), table=table)
     raise ConfigError(
         f"the {table.kind} {table} has neither a primary key nor a unique index on columns that are NOT NULL, so its"
-        f" rows cannot be told apart: name the columns that do with --key ({', '.join(c.name for c in table.columns)})"
+        f" rows cannot be distinguished: name key columns with --key ({', '.join(c.name for c in table.columns)})"
     )
 
 
@@ -224,7 +224,7 @@ def _why_this_cursor(table: Table, cursor: Column) -> tuple[str, ...]:
 
 
 def _care(table: Table, cursor: Column) -> tuple[dict[str, Any], str, tuple[str, ...]]:
-    """Choose the options that go with the cursor, and return them with the guarantee that they give and the reasons."""
+    """Choose the options that go with the cursor, and return them with the resulting guarantee and the reasons."""
     options: dict[str, Any] = {"reconcile": {"interval": "1d", "level": "full"}}
     reasons = [say("suggestion.daily")]
     if not cursor.not_null:

@@ -1,4 +1,4 @@
-"""API tokens: made once, kept as a hash, revoked at once."""
+"""Manage API tokens. Only their hashes are stored, and a revocation takes effect at once."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ from vitrina.store import database, tokens
 from vitrina.store.database import Connection
 from vitrina.store.tokens import Row
 
-# The beginning lets secret scanners find a token that was committed by mistake.
+# The prefix lets secret scanners find a token that was committed by mistake.
 PREFIX = "vtr_"
 _BYTES = 32
 _LONGEST = 200

@@ -1,4 +1,4 @@
-"""What a pipeline's definition was and is: snapshots, differences, and the record of every change."""
+"""Record versions of definitions: snapshots, differences, and the audit entry of every change."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def get(connection: Connection, row: Row, version: int) -> Row:
         found = records.find_version(connection, row["id"], version)
     if found is None:
         raise NotFound(say("pipeline.no_version", name=row["name"], version=version, newest=row["version"]))
-    # One of before there were such edges had none.
+    # Snapshots from before run_after existed have none.
     return found | {"definition": {"run_after": []} | found["definition"]}
 
 
@@ -88,7 +88,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if (isinstance(one, float) and isinstance(other, int)) or (isinstance(one, int) and isinstance(other, float)):
-        # Postgres gives a large float back as an integer with the digits written out.
+        # Postgres returns a large float as an integer with all digits.
         return float(one) == float(other)
     return bool(one == other)
 

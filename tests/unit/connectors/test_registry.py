@@ -198,10 +198,10 @@ def test_the_schema_is_as_before_without_other_connectors() -> None:
 
 def test_a_source_is_of_an_installed_connector(with_lake: Installed) -> None:
     assert define(source_type="lake", source_query=None, source_table="raw/films").source_connector == "lake"
-    expected = "source_type 'search' is no connector that opens sources here; there are: files, lake, postgres"
+    expected = "source_type 'search' is not a connector that opens sources here; available: files, lake, postgres"
     with pytest.raises(Invalid, match=expected):
         define(source_type="search")
-    with pytest.raises(Invalid, match="source_type 'python' is no connector"):
+    with pytest.raises(Invalid, match="source_type 'python' is not a connector"):
         define(source_type="python")
 
 
@@ -217,11 +217,11 @@ def test_a_connection_must_be_one_of_the_connector_that_uses_it(with_lake: Insta
     assert problems(options={"target_connection": "bucket"}) == {}
     assert "needs options.target_connection" in problems()["options.target_connection"]
     assert problems(target_table="analytics.films", options={"target_connection": "bucket"}) == {
-        "options.target_connection": "connection 'bucket' is one of the connector lake,"
-        " but options.target_connection needs one of postgres"
+        "options.target_connection": "connection 'bucket' belongs to connector lake,"
+        " but options.target_connection needs a connection of postgres"
     }
     assert (
-        "source_connection needs one of postgres"
+        "source_connection needs a connection of postgres"
         in (problems(source_connection="bucket", target_table="analytics.films")["source_connection"])
     )
 

@@ -1,1 +1,1 @@
-"""One module a noun: each route parses, calls, answers."""
+"""Routes of the API, one module per resource. Each route parses, calls a service and answers."""

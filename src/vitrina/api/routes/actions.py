@@ -1,4 +1,4 @@
-"""`/pipelines/{id}/<verb>`: asking for runs, pauses and whatever a runner performs."""
+"""`/pipelines/{id}/<verb>`: request runs, pauses and other work of runners."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -26,7 +26,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=idempotency.MAX_KEY_LENGTH,
-        description="The same request with the same key gets the first one's answer and changes nothing.",
+        description="A repeated request with the same key gets the first answer and changes nothing.",
     ),
 ]
 
@@ -41,7 +41,7 @@ def run(
     body: Annotated[RunRequest | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> schemas.RunAccepted:
-    """Ask for a run. Asking twice is the same request; during a run, a request for another is remembered."""
+    """Request a run. Repeating the request has no effect. During a run, the request is kept for another run."""
     body = body or RunRequest()
     with state.changing() as connection:
         if key is None:
@@ -62,7 +62,7 @@ def run(
 
 @router.post("/pipelines/{pipeline}/pause", status_code=202)
 def pause(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
-    """Ask for a pause at the next batch boundary; the schedule stops too."""
+    """Request a pause at the next batch boundary; the schedule stops too."""
     with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
         done = "pipeline.paused" if row["status"] == Status.PAUSED else "pipeline.will_pause"
@@ -71,7 +71,7 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accep
 
 @router.post("/pipelines/{pipeline}/resume", status_code=202)
 def resume(state: State, caller: Operator, pipeline: PipelineId) -> schemas.RunAccepted:
-    """Let a paused pipeline go on where it stopped, with one run and no more. 409 unless it is PAUSED."""
+    """Resume a paused pipeline where it stopped, with exactly one run. 409 unless it is PAUSED."""
     with state.changing() as connection:
         row = pipelines.resume(connection, caller, pipeline)
         message = say("pipeline.goes_on", name=row["name"])
@@ -87,7 +87,7 @@ def resume(state: State, caller: Operator, pipeline: PipelineId) -> schemas.RunA
 def cancel(
     *, state: State, caller: Operator, pipeline: PipelineId, body: Annotated[CancelRequest | None, Body()] = None
 ) -> schemas.Accepted:
-    """Take back a run that waits, or end the current one without waiting for its batch; what is committed stays."""
+    """Withdraw a waiting run, or end the current one without waiting for its batch; committed rows stay."""
     with state.changing() as connection:
         row = pipelines.cancel(connection, caller, pipeline, requested_at=body.run_requested_at if body else None)
         return _accepted(row, say("pipeline.cancelled", name=row["name"]))
@@ -102,7 +102,7 @@ def enable(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Acce
 
 @router.post("/pipelines/{pipeline}/disable")
 def disable(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
-    """Stop starting the pipeline; a current run goes on to its end."""
+    """Stop starting the pipeline; a current run continues to its end."""
     with state.changing() as connection:
         row = pipelines.disable(connection, caller, pipeline)
         return _accepted(row, say("pipeline.disabled", name=row["name"]))
@@ -110,7 +110,7 @@ def disable(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Acc
 
 @router.post("/pipelines/{pipeline}/reload-config")
 def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> schemas.Accepted:
-    """Take the pipeline as it is in the metastore, also when it was edited there by hand."""
+    """Use the pipeline as it is in the metastore, also when it was edited there by hand."""
     with state.changing() as connection:
         row = pipelines.reload_config(connection, state.settings, caller, pipeline)
         when = "pipeline.from_next_batch" if row["status"] == Status.RUNNING else "pipeline.from_next_run"
@@ -121,7 +121,7 @@ def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> schem
 def reset_state(
     *, state: State, caller: Operator, pipeline: PipelineId, body: Annotated[NewState | None, Body()] = None
 ) -> schemas.Checkpoint:
-    """Forget the checkpoint, so that the next run starts over, or starts at a cursor value."""
+    """Discard the checkpoint, so that the next run starts over, or starts at a cursor value."""
     with state.changing() as connection:
         row = pipelines.reset_state(connection, caller, pipeline, cursor=body.cursor if body else None)
         return schemas.Checkpoint.model_validate(row)
@@ -164,7 +164,7 @@ def reconcile(
 ) -> schemas.Request:
     """Compare source and target; with `repair`, correct what differs. Performed by a runner.
 
-    Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED. A live one is repaired between two
+    Rows cannot be repaired during a run: 409 unless the pipeline is IDLE or PAUSED. A live one is repaired between two
     batches.
     """
     payload = (body or ReconcileRequest()).model_dump()
@@ -176,7 +176,7 @@ def reconcile(
 
 @router.post("/pipelines/{pipeline}/plan", responses={202: {"model": schemas.Request}})
 def plan(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> schemas.Request:
-    """Tell what the next full load would change in the target; nothing is written there. Performed by a runner.
+    """Report what the next full load would change in the target; nothing is written there. Performed by a runner.
 
     `result` has the columns and rows that would be added, changed and removed, with some of them before and after, why
     the run would publish nothing, and what depends on the pipeline.
@@ -186,9 +186,9 @@ def plan(state: State, caller: Operator, response: Response, pipeline: PipelineI
 
 @router.post("/pipelines/{pipeline}/profile", responses={202: {"model": schemas.Request}})
 def profile(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> schemas.Request:
-    """Tell what is in the target: rows, size, and of each column NULLs, distinct values, ends and frequent values.
+    """Profile the target: rows, size, and for each column NULLs, distinct values, minimum, maximum, frequent values.
 
-    Performed by a runner, for tables in Postgres. Of more than a million rows, columns are looked at in a sample.
+    Performed by a runner, for tables in Postgres. With more than a million rows, columns are profiled on a sample.
     """
     return ask_runner(state, caller, response, kind="profile", pipeline=pipeline, payload={})
 
@@ -267,7 +267,7 @@ def _accepted(row: Row, message: str) -> schemas.Accepted:
 def ask_runner(
     state: AppState, caller: Caller, response: Response, *, kind: str, pipeline: str, payload: dict[str, Any]
 ) -> schemas.Request:
-    """Wait a moment for a runner's answer; after that, answer 202 with the place to look."""
+    """Wait a moment for a runner's answer; after that, answer 202 with the address of the request."""
     with state.pool.connection() as connection:
         asked = requests.ask(connection, caller, kind, pipelines.get(connection, pipeline), payload)
     return wait_for_runner(state, response, asked)

@@ -1,4 +1,4 @@
-"""`/connections`: the databases that pipelines may name. What leads there goes in and never comes out."""
+"""`/connections`: the databases that pipelines may name. URLs are accepted and never shown."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ Name = Annotated[str, Path(max_length=100)]
 
 
 class ConnectionUrl(Strict):
-    """Where it is and how to log in."""
+    """Represent the URL of a connection."""
 
     url: SecretStr = Field(
         max_length=connections.MAX_URL_LENGTH,
@@ -29,21 +29,21 @@ class ConnectionUrl(Strict):
 
 
 class NewConnection(ConnectionUrl):
-    """A connection to keep in the metastore."""
+    """Represent a connection to store in the metastore."""
 
     name: str = Field(pattern=connections.NAME, examples=["shop"])
 
 
 @router.get("/connections")
 def list_connections(state: State, caller: Viewer) -> Page[schemas.Connection]:
-    """List connections by name, with who set them. Their URLs are not shown: only the operator knows them."""
+    """List connections by name, with who set them. Their URLs are not shown."""
     with state.pool.connection() as connection:
         return Page(items=connections.list_all(connection, state.settings), next_cursor=None)
 
 
 @router.post("/connections", status_code=201)
 def add_connection(state: State, caller: Admin, body: NewConnection) -> schemas.Connection:
-    """Keep a new connection in the metastore, sealed with a runner's public key: no process of the API can open it."""
+    """Store a new connection in the metastore, sealed with a runner's public key, so that the API cannot open it."""
     with state.changing() as connection:
         connections.add(connection, state.settings, caller, body.name, body.url.get_secret_value())
         return connections.get(connection, state.settings, body.name)
@@ -51,7 +51,7 @@ def add_connection(state: State, caller: Admin, body: NewConnection) -> schemas.
 
 @router.put("/connections/{name}")
 def replace_connection(state: State, caller: Admin, name: Name, body: ConnectionUrl) -> schemas.Connection:
-    """Keep another URL under the name; runs that begin from now on use it."""
+    """Replace the URL of a connection; runs that start from now on use it."""
     with state.changing() as connection:
         connections.replace(connection, state.settings, caller, name, body.url.get_secret_value())
         return connections.get(connection, state.settings, name)
@@ -59,7 +59,7 @@ def replace_connection(state: State, caller: Admin, name: Name, body: Connection
 
 @router.delete("/connections/{name}", status_code=204)
 def remove_connection(state: State, caller: Admin, name: Name) -> None:
-    """Forget a connection that is kept in the metastore. 409 while pipelines use it."""
+    """Delete a connection from the metastore. 409 while pipelines use it."""
     with state.changing() as connection:
         connections.remove(connection, state.settings, caller, name)
 
@@ -84,12 +84,12 @@ def try_connection(state: State, caller: Admin, response: Response, name: Name) 
 
 
 class CopyRequest(Strict):
-    """Which table to copy; what is left out is suggested."""
+    """Represent the request to suggest a definition. Fields that are left out are suggested."""
 
     table: str = Field(min_length=1, max_length=63, examples=["orders"])
     table_schema: str = Field(alias="schema", min_length=1, max_length=63, examples=["shop"])
     target: str | None = Field(None, max_length=200, examples=["analytics.orders"])
-    name: str | None = Field(None, max_length=100, description="Of the pipeline; that of the target if not given.")
+    name: str | None = Field(None, max_length=100, description="Name of the pipeline. Default: that of the target.")
     key: list[Annotated[str, Field(max_length=63)]] = Field(default_factory=list, max_length=32, examples=[["id"]])
 
 

@@ -1,4 +1,4 @@
-"""`/dead-letters`: rows that a target or a check refused, one by one, in groups, and sent again."""
+"""`/dead-letters`: rejected rows, listed one by one or in groups, and replayed."""
 
 from typing import Annotated
 
@@ -24,10 +24,11 @@ def list_dead_letters(
     *,
     state: State,
     caller: Viewer,
-    pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
+    pipeline: Annotated[str | None, Query(max_length=100, description="UUID or name of a pipeline.")] = None,
     resolved: bool = False,
     reason: Annotated[
-        str | None, Query(max_length=10_000, pattern=NO_ZERO, description="Of this group of `/dead-letters/groups`.")
+        str | None,
+        Query(max_length=10_000, pattern=NO_ZERO, description="Those in this group of `/dead-letters/groups`."),
     ] = None,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
@@ -51,7 +52,7 @@ def list_dead_letter_groups(
     *,
     state: State,
     caller: Viewer,
-    pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
+    pipeline: Annotated[str | None, Query(max_length=100, description="UUID or name of a pipeline.")] = None,
     resolved: bool = False,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
 ) -> Page[schemas.DeadLetterGroup]:
@@ -71,8 +72,8 @@ def replay_dead_letters(state: State, caller: Operator, response: Response, body
     """Read the rows of a pipeline's dead letters again, by their keys, and send them again. Performed by a runner.
 
     A dead letter is marked resolved when its row is accepted, or is no longer in the source. It stays open when the row
-    is refused again. 409 unless the pipeline is IDLE or PAUSED, because a replay cannot run beside a run; of a live
-    pipeline it runs between two batches.
+    is refused again. 409 unless the pipeline is IDLE or PAUSED, because a replay cannot run beside a run. The replay of
+    a live pipeline runs between two batches.
     """
     payload = body.model_dump(include={"letters"}, exclude_none=True)
     with state.pool.connection() as connection:

@@ -12,7 +12,7 @@ from vitrina.api.state import State, sendable
 from vitrina.services import manifests, requests
 
 router = APIRouter(tags=["files"], route_class=GuardedRoute)
-# Editors fetch it without a token; it says nothing about this installation.
+# Editors fetch it without a token; it contains nothing about this installation.
 schema_router = APIRouter(tags=["files"], route_class=GuardedRoute)
 
 YAML = "application/yaml"
@@ -47,9 +47,9 @@ def apply(state: State, caller: Operator, body: ApplyRequest) -> schemas.ApplyRe
 def export(
     state: State,
     caller: Viewer,
-    name: Annotated[list[str], Query(max_length=1000, description="These pipelines; all when none is given.")] = [],  # noqa: B006
+    name: Annotated[list[str], Query(max_length=1000, description="Names of pipelines. Default: all.")] = [],  # noqa: B006
 ) -> Response:
-    """Export definitions as YAML, which `apply` accepts. The same definitions always give the same bytes."""
+    """Export definitions as YAML, which `apply` accepts. The same definitions always produce the same bytes."""
     with state.pool.connection() as connection:
         return Response(manifests.export(connection, name), media_type=YAML)
 

@@ -1,4 +1,4 @@
-"""`/notifications`: who is told of failures, what was told lately, and a test of it."""
+"""`/notifications`: receivers of notifications, recent messages, and a test message."""
 
 from fastapi import APIRouter, Response
 

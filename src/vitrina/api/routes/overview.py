@@ -41,7 +41,7 @@ def list_schedule_times(
     state: State,
     caller: Viewer,
     interval: Annotated[str, Query(min_length=1, max_length=200, description="As in `schedule_interval`.")],
-    count: Annotated[int, Query(ge=1, le=20, description="How many times to tell.")] = 5,
+    count: Annotated[int, Query(ge=1, le=20, description="How many times to list.")] = 5,
 ) -> schemas.ScheduleTimes:
     """List when a schedule would be due from now on; 422 says what is wrong with it."""
     with state.pool.connection() as connection:
@@ -53,7 +53,7 @@ def list_overview(
     *,
     state: State,
     caller: Viewer,
-    pipeline: Annotated[list[UUID], Query(max_length=200, description="Only these; all when none is given.")] = [],  # noqa: B006
+    pipeline: Annotated[list[UUID], Query(max_length=200, description="Names of pipelines. Default: all.")] = [],  # noqa: B006
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = MAX_ROWS,
     cursor: paging.Cursor = None,
 ) -> Page[schemas.PipelineOverview]:

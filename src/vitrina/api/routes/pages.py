@@ -13,7 +13,7 @@ from vitrina import __version__
 
 router = APIRouter(include_in_schema=False)
 
-# The built console, when this installation has it.
+# The built console, if it is part of this installation.
 CONSOLE = Path(__file__).resolve().parents[1] / "console"
 
 
@@ -44,7 +44,7 @@ def console(path: str) -> Response:
 
 @router.get("/docs")
 def docs(request: Request) -> HTMLResponse:
-    """Serve the reference, made from the OpenAPI document; nothing is loaded from elsewhere."""
+    """Serve the API reference, built from the OpenAPI document. It loads nothing from other hosts."""
     return HTMLResponse(_page("Vitrina API", _reference(request.app.openapi())))
 
 
@@ -63,8 +63,8 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; ver
 
 _WELCOME = f"""
 <h1>Vitrina</h1>
-<p>Configuration-driven ETL: a pipeline is a row in Postgres. This server is its control plane: it keeps the
-definitions, asks runners for runs and tells what became of them.</p>
+<p>Configuration-driven ETL: a pipeline is a row in Postgres. This server is its control plane: it stores the
+definitions, requests runs and reports their results.</p>
 <ul>
 <li><a href="/docs">API reference</a> (<a href="/openapi.json">OpenAPI document</a>)</li>
 <li><a href="/health">Health</a> · <a href="/metrics">Metrics</a> · <a href="/version">Version</a></li>

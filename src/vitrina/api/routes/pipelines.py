@@ -22,14 +22,14 @@ from vitrina.store.pipelines import Filter, Row
 
 router = APIRouter(tags=["pipelines"], route_class=GuardedRoute)
 
-PipelineId = Annotated[str, Path(description="Its uuid or its name.", examples=["film_dim_full"])]
+PipelineId = Annotated[str, Path(description="UUID or name of a pipeline.", examples=["film_dim_full"])]
 VersionNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
 IfMatch = Annotated[
     str | None,
     Header(
         alias="If-Match",
         pattern=r'^(\*|(W/)?"[0-9]{1,9}")$',
-        description='The ETag you read, such as `"3"`: only if nobody changed it since.',
+        description='The ETag that you read, such as `"3"`. 412 if the pipeline has changed since.',
     ),
 ]
 Sort = Literal[
@@ -47,7 +47,7 @@ def list_pipelines(
     enabled: bool | None = None,
     name: Annotated[str | None, Query(max_length=100, description="A part of the name.")] = None,
     target: Annotated[str | None, Query(max_length=200, description="Exactly this target.")] = None,
-    since: Annotated[paging.Moment | None, Query(description="Changed at or after this moment.")] = None,
+    since: Annotated[paging.Moment | None, Query(description="Changed at or after this time.")] = None,
     managed_by: Annotated[str | None, Query(max_length=200)] = None,
     label: paging.Labels = [],  # noqa: B006
     sort: Sort = "name",
@@ -114,7 +114,7 @@ def update_pipeline(
 ) -> schemas.Pipeline:
     """Set the given fields; `options` and `labels` are merged key by key, null resets one to its default.
 
-    Labels are no part of the definition: a change of them alone makes no version.
+    Labels are not part of the definition: a change of labels alone creates no version.
     """
     with state.changing() as connection:
         row = pipelines.change(
@@ -162,7 +162,7 @@ def replace_tasks(
     plan: TaskPlan,
     if_match: IfMatch = None,
 ) -> schemas.TaskPlan:
-    """Replace the task plan. With an empty plan, `source_query` counts again."""
+    """Replace the task plan. With an empty plan, `source_query` is used again."""
     tasks = [task.model_dump() for task in plan.items]
     with state.changing() as connection:
         row = pipelines.replace_tasks(

@@ -1,4 +1,4 @@
-"""`/preview`, `/explain`: what a definition that is not saved yet would read, and how."""
+"""`/preview`, `/explain`: what an unsaved definition would read, and how."""
 
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["verbs"], route_class=GuardedRoute)
 
 
 class DraftPreviewRequest(PreviewRequest):
-    """Which rows to show."""
+    """Represent the request of a preview."""
 
     definition: dict[str, Any] = Field(examples=[FILM_DIM])
 
@@ -45,9 +45,9 @@ def plan_draft(
     response: Response,
     definition: Annotated[dict[str, Any], Body(openapi_examples=DEFINITION_EXAMPLES)],
 ) -> schemas.Request:
-    """Tell what a definition would change in its target, before it is saved. Performed by a runner.
+    """Report what a definition would change in its target, before it is saved. Performed by a runner.
 
-    The result is that of `POST /pipelines/{pipeline}/plan`; its `id` is what `apply` takes in `require_plans`.
+    The result is that of `POST /pipelines/{pipeline}/plan`. Pass its `id` to `apply` in `require_plans`.
     """
     parsed = policy.parse(labels.split(definition)[1])
     with state.pool.connection() as connection:

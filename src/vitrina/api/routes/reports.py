@@ -1,4 +1,4 @@
-"""What is and what was: `/runs`, `/plans`, `/requests`, and parts of `/pipelines/{id}`.
+"""Report status and history: `/runs`, `/plans`, `/requests`, and parts of `/pipelines/{id}`.
 
 Those are `status`, `state`, `lag`, `alerts`, `reconciles`, `plans` and `runs`.
 """
@@ -32,13 +32,13 @@ LOG_LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
 
 RunStatuses = Annotated[list[RunStatus], Query(description="One of these.")]
 Triggers = Annotated[list[Trigger], Query(description="One of these.")]
-Since = Annotated[paging.Moment | None, Query(description="Started at or after this moment.")]
-Until = Annotated[paging.Moment | None, Query(description="Started before this moment.")]
+Since = Annotated[paging.Moment | None, Query(description="Started at or after this time.")]
+Until = Annotated[paging.Moment | None, Query(description="Started before this time.")]
 
 
 @of_pipeline.get("/pipelines/{pipeline}/status")
 def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> schemas.PipelineStatus:
-    """Show status and since when, the runner, progress, checkpoint, lag, last error and its next step, recent runs."""
+    """Show status and its start, runner, progress, checkpoint, lag, last error with advice, and recent runs."""
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
         return reports.pipeline_status(connection, state.settings, row)
@@ -112,7 +112,7 @@ def list_runs(
     *,
     state: State,
     caller: Viewer,
-    pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
+    pipeline: Annotated[str | None, Query(max_length=100, description="UUID or name of a pipeline.")] = None,
     status: RunStatuses = [],  # noqa: B006
     trigger: Triggers = [],  # noqa: B006
     since: Since = None,
@@ -145,11 +145,11 @@ def get_run_log(
     state: State,
     caller: Viewer,
     run_id: UUID,
-    level: Annotated[LogLevel, Query(description="This level and the more serious ones.")] = "info",
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only what came behind this line.")] = 0,
+    level: Annotated[LogLevel, Query(description="This level and more severe ones.")] = "info",
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only lines after this one.")] = 0,
     limit: paging.Limit = paging.MAX_LIMIT,
 ) -> Page[schemas.LogLine]:
-    """Show what the run logged, oldest first. To follow it, ask again with `after` the last line's id.
+    """Show what the run logged, oldest first. To follow it, repeat the request with `after` set to the last line's id.
 
     Kept for the operator's `VITRINA_LOGS_RETENTION_DAYS`; of a very long log the newest lines stay.
     """
@@ -163,14 +163,14 @@ def get_run_log(
 
 @router.get("/plans/{plan_id}")
 def get_plan(state: State, caller: Viewer, plan_id: UUID) -> schemas.Plan:
-    """Show a plan whole. Viewers are not shown its sample rows."""
+    """Show a whole plan. Viewers are not shown its sample rows."""
     with state.pool.connection() as connection:
         return schemas.Plan.model_validate(data_plans.get(connection, plan_id))
 
 
 @router.get("/requests/{request_id}")
 def get_request(state: State, caller: Viewer, request_id: UUID) -> schemas.Request:
-    """Show how far a runner is with a request."""
+    """Show the progress of a request to a runner."""
     with state.pool.connection() as connection:
         found = requests.get(connection, request_id)
     if found["kind"] == requests.TEST_CONNECTION and not caller.role.includes(Role.ADMIN):

@@ -1,4 +1,4 @@
-"""What runs and is connected here: `/runners`, `/transforms`, `/connectors`, `/feeds`, `/targets`."""
+"""List what is installed and running: `/runners`, `/transforms`, `/connectors`, `/feeds`, `/targets`."""
 
 from fastapi import APIRouter
 
@@ -38,7 +38,7 @@ def list_connectors(state: State, caller: Viewer) -> Page[schemas.Connector]:
 
 @router.get("/feeds")
 def list_feeds(state: State, caller: Viewer) -> Page[schemas.Feed]:
-    """The logs of source databases that live pipelines follow, and how far they are behind."""
+    """List the feeds that read the logs of source databases for live pipelines, and how far they are behind."""
     with state.pool.connection() as connection:
         found = feed_reports.list_all(connection)
     return Page(items=[schemas.Feed.model_validate(row) for row in found], next_cursor=None)

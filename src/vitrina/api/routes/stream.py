@@ -1,4 +1,4 @@
-"""`/events`: what happens, as it happens (server-sent events)."""
+"""`/events`: stream events as they happen (server-sent events)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ async def follow_events(
 ) -> EventSourceResponse:
     """Stream status changes, progress, and starts and stops of runners.
 
-    `Last-Event-ID` first replays what came after it.
+    With `Last-Event-ID`, events after that id are replayed first.
     """
     most = max_connections(state.settings) // 2
     if state.feed.listeners >= most:

@@ -1,4 +1,4 @@
-"""`/health`, `/livez`, `/readyz`, `/metrics`, `/version`: for machines that watch this one. No token needed."""
+"""`/health`, `/livez`, `/readyz`, `/metrics`, `/version`: for monitoring. No token is needed."""
 
 import os
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ from vitrina.store.database import Connection
 
 router = APIRouter(tags=["system"])
 
-# A probe asks again soon; it must not queue behind a database that is away.
+# A probe repeats soon; it must not wait for a database that is away.
 _PROBE_SECONDS = 2.0
 
 
@@ -28,7 +28,7 @@ def health(
     state: State,
     response: Response,
     runners: Annotated[
-        Literal["optional", "required"], Query(description="`required`: 503 also while nobody runs anything.")
+        Literal["optional", "required"], Query(description="`required`: 503 also while no runner is alive.")
     ] = "optional",
 ) -> schemas.Health:
     """Report health: 503 when the metastore cannot be used; with `runners=required`, also when no runner is alive."""
@@ -42,9 +42,9 @@ def health(
 def readyz(
     state: State,
     response: Response,
-    verbose: Annotated[str | None, Query(max_length=10, description="Tell each check.")] = None,
+    verbose: Annotated[str | None, Query(max_length=10, description="List each check.")] = None,
 ) -> schemas.Health:
-    """Tell whether requests can be served."""
+    """Report whether requests can be served."""
     found = _health(state, response)
     if verbose is not None:
         found.checks = {"metastore": found.database}
@@ -53,7 +53,7 @@ def readyz(
 
 @router.get("/livez")
 async def livez() -> schemas.Health:
-    """Tell whether the process is alive; says nothing about the database."""
+    """Report whether the process is alive; the database is not checked."""
     return schemas.Health(status="ok", version=__version__, database="not asked", runners=None)
 
 
@@ -74,7 +74,7 @@ def metrics(state: State) -> Response:
 
 
 def registry_of_counters(shown: CollectorRegistry) -> CollectorRegistry | None:
-    """Choose where this process counts. Beside other workers it counts in files, which the scraped worker adds up."""
+    """Choose where this process counts. Several workers count in files, and the scraped worker adds them up."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return shown
     MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ def _health(state: AppState, response: Response) -> schemas.Health:
             alive = runners.count_alive(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
     except UNREACHABLE:
         return _unwell(response, "does not answer")
-    working = "ok" if alive else "no runner is alive: nobody runs anything; start one with `vitrina runner`"
+    working = "ok" if alive else "no runner is alive, so no pipeline runs; start one with `vitrina runner`"
     return schemas.Health(status="ok", version=__version__, database="ok", runners=alive, working=working)
 
 

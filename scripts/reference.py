@@ -208,7 +208,7 @@ def definition_page() -> str:
         "[Run a pipeline after others](../how-to/run-after.md) describes when it runs.",
         "",
         "## checks\n",
-        "[Checks](../how-to/checks.md) describes when each kind is evaluated and what happens to rows that violate one.\n",
+        "[Checks](../how-to/checks.md) describes when each kind is evaluated and what happens to its rows.\n",
         *_checks(),
         "## options\n",
         *_fields(Options.model_json_schema()),
@@ -438,7 +438,7 @@ EXIT_CODES = {
     "USAGE": "Wrong arguments, or a name that does not exist.",
     "INVALID_CONFIG": "A setting, a definition or a token is not valid.",
     "CANNOT_CONNECT": "The API, the database or the search server does not answer.",
-    "CONFLICT": "The state does not allow it now (paused, or another runner runs it), or another caller changed it first.",
+    "CONFLICT": "The state does not allow it now (paused, or running), or another caller changed it first.",
 }
 
 

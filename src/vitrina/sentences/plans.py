@@ -74,8 +74,8 @@ SENTENCES = {
         " starts it again"
     ),
     "plan.one_batch_unordered": (
-        "one batch, because the key has a type of an extension, and no read can resume in its order; a pause cancels it,"
-        " and resuming starts it again"
+        "one batch, because the key has a type of an extension, and no read can resume in its order; a pause"
+        " cancels it, and resuming starts it again"
     ),
     "plan.one_snapshot": "options.consistency requires one snapshot",
     "plan.other_cursor": "the cursor, its source or the target has changed since the last checkpoint",

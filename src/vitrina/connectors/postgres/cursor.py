@@ -271,13 +271,14 @@ OLDEST_TRANSACTION = """
           AND coalesce(backend_type, '') <> 'walsender'
     ) a ON true
 """
+_OLDEST_TRANSACTION = Statement(OLDEST_TRANSACTION.encode())
 _OPEN_PREPARED = Statement(
     b"SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
 )
 
 
 def _oldest_transaction(source: Connection, margin_seconds: float) -> dict[str, Any]:
-    return Statement(OLDEST_TRANSACTION.encode()).get_one(source, {"margin": margin_seconds, "readers": [READER]})
+    return _OLDEST_TRANSACTION.get_one(source, {"margin": margin_seconds, "readers": [READER]})
 
 
 READER = "vitrina_reader"

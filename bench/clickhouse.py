@@ -45,9 +45,9 @@ BATCH_ROWS = 50_000
 WANTED = 0.7
 QUIET_SECONDS = 2.0
 INTRO = """\
-{rows:,} films from Postgres into a new ClickHouse table: Vitrina, and COPY with `insert_arrow` written by hand, in
-turns, into the same engine (chdb in a process of its own, behind its HTTP protocol). Then a comparison of source and
-target, and the runner's memory as tables grow."""
+{rows:,} films from Postgres into a new ClickHouse table: Vitrina and hand-written COPY with `insert_arrow` alternate,
+into the same engine (chdb in a separate process, over its HTTP protocol). Then a comparison of source and target, and
+the runner's memory as tables grow."""
 
 
 def main() -> None:

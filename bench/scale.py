@@ -146,7 +146,7 @@ BEFORE: dict[str, Work] = {
         before.WRITERS_OF_A_TARGET, {"target": "analytics.mart_77"}
     ).fetchall(),
     "100 failed runs": _runs_before("FAILED"),
-    "runs at work": _runs_before("RUNNING"),
+    "current runs": _runs_before("RUNNING"),
     "figures of a scrape": lambda c: c.execute(before.FIGURES).fetchall(),
 }
 AFTER: dict[str, Work] = {
@@ -156,7 +156,7 @@ AFTER: dict[str, Work] = {
     "loads of others on a target": _discard,
     "who writes to a target": lambda c: pipelines.list_on_target(c, "analytics.mart_77", None),
     "100 failed runs": lambda c: runs.list_page(c, status=["FAILED"], limit=101),
-    "runs at work": lambda c: runs.list_page(c, status=["RUNNING"], limit=101),
+    "current runs": lambda c: runs.list_page(c, status=["RUNNING"], limit=101),
     "figures of a scrape": lambda c: (metrics.list_oldest(c, limit=500), metrics.count_statuses(c)),
 }
 

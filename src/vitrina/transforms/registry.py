@@ -246,13 +246,13 @@ def _check_signature(registered: Registered) -> None:
     strange = [name for name in names[1:] if name not in ("params", "context")]
     if strange:
         raise ConfigError(
-            f"step {registered.name!r} ({registered.origin}) has a parameter {strange[0]!r}: beside the rows it may"
-            " have `params` and `context` only"
+            f"step {registered.name!r} ({registered.origin}) has a parameter {strange[0]!r}: besides the rows it may"
+            " have only `params` and `context`"
         )
     if registered.kind == "transform" and (registered.params is None) == ("params" in names):
         raise ConfigError(
-            f"step {registered.name!r} ({registered.origin}): a parameter `params` and @transform(params=Model) come"
-            " together or not at all"
+            f"step {registered.name!r} ({registered.origin}): declare both a parameter `params` and"
+            " @transform(params=Model), or neither"
         )
     taken = RESERVED_PARAMS & set(registered.params.model_fields) if registered.params else set()
     if taken:

@@ -50,7 +50,7 @@ class KeyedQuery:
         return made
 
     def refuse_scans(self, reader: SqlReader, columns: Sequence[str]) -> None:
-        nothing = Stale(tuple(columns), [(None,) * len(columns)])  # NULL is a value of every type
+        nothing = Stale(tuple(columns), [(None,) * len(columns)])  # type: ignore[list-item]  # NULL fits every type
         with reader.reading(SHOW_SCANS):
             plan = reader.explain(self.select([SQL("q.*")], nothing)).plan
         sizes = Sizes(reader.connection)

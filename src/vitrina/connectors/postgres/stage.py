@@ -33,8 +33,8 @@ class Stage:
     name: str
     columns: tuple[StageColumn, ...]
     key: tuple[str, ...]
-    cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, stored beside the data while rows are staged
-    cursor_as_text: bool = False  # if they came through Arrow
+    cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, stored with the data while rows are staged
+    cursor_as_text: bool = False  # set if they arrive through Arrow
     # Whether rows record their part. A stage that is to become the mart (`first_load`) has only one part.
     is_tagged: bool = True
 

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class SparkOptions(BaseModel):
-    """Define the options under `options.spark`."""
+    """Options under `options.spark`."""
 
     model_config = ConfigDict(extra="forbid")
 

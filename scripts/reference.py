@@ -17,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
 def pages() -> dict[str, str]:
-    """File name to text."""
+    """Return the text of each page by file name."""
     return {
         "api.md": api_page(),
         "cli.md": cli_page(),
@@ -34,8 +34,8 @@ def pages() -> dict[str, str]:
 API_HEAD = """\
 # API
 
-Every request, as the OpenAPI document has it; a running installation shows it at `/docs` and `/openapi.json`. How to
-use it is told in [the guide to the API](../API.md). The paths under `/api/v1/pipelines` also answer without the
+Every request of the OpenAPI document, which a running installation serves at `/docs` and `/openapi.json`.
+[The guide to the API](../API.md) explains how to use it. The paths under `/api/v1/pipelines` also answer without the
 prefix.
 
 Requests send `Authorization: Bearer <token>`. Errors are problem documents with a stable `code`: see
@@ -126,8 +126,8 @@ CLI_HEAD = """\
 # Command line
 
 Standard output is data (`-o table|json|yaml`), standard error is for people. `VITRINA_API_URL` and `VITRINA_TOKEN`
-say where the API is and who asks; without the first, commands ask the `vitrina dev` of their directory. How a
-command ends: [exit codes](exit-codes.md).
+set the address of the API and the caller; without the first, commands use the `vitrina dev` of their directory.
+[Exit codes](exit-codes.md) lists how a command can end.
 """
 
 
@@ -181,7 +181,7 @@ DEFINITION_HEAD = """\
 # Definition of a pipeline
 
 The fields of `POST /pipelines`, of `vitrina pipelines create -f`, and of `spec` in a file for `vitrina apply -f`
-(where `name` stands in `metadata`). Unknown fields are refused. `GET /api/v1/schema/pipeline.json` gives a JSON
+(where `name` is in `metadata`). Unknown fields are refused. `GET /api/v1/schema/pipeline.json` returns a JSON
 Schema for editors.
 """
 
@@ -208,7 +208,7 @@ def definition_page() -> str:
         "[Run a pipeline after others](../how-to/run-after.md) describes when it runs.",
         "",
         "## checks\n",
-        "[Checks](../how-to/checks.md) describes when each kind is evaluated and what happens to rows that violate one.\n",
+        "[Checks](../how-to/checks.md) describes when each kind is evaluated and what happens to bad rows.\n",
         *_checks(),
         "## options\n",
         *_fields(Options.model_json_schema()),
@@ -276,8 +276,8 @@ SETTINGS_HEAD = """\
 # Settings
 
 Environment variables, or lines of a file `.env` in the working directory; the environment wins. Every variable may
-also be given as `<NAME>_FILE=/path`, a file that holds the value. A wrong value stops a process at its start, by
-name. `.env.sample` is the same list, ready to be copied.
+also be given as `<NAME>_FILE=/path`, a file that contains the value. A process with a wrong value does not start and
+names the variable. `.env.sample` is the same list, ready to be copied.
 
 `VITRINA_CONN_<NAME>` adds a source database under the name that pipelines give in `source_connection`.
 `VITRINA_CONN_<NAME>_MAX_CONNECTIONS` and `VITRINA_CONN_<NAME>_STATEMENT_TIMEOUT_SECONDS` are
@@ -308,9 +308,9 @@ def _plain(value: Any) -> str:
 METRICS_HEAD = """\
 # Metrics
 
-`/metrics` of the API, and of each runner that has `VITRINA_METRICS_PORT`, in Prometheus's text format. What to ask
-them, and the alerts and the dashboard that do, is told in [watch over an installation](../how-to/monitor.md). Labels
-are few: never a run id.
+`/metrics` of the API, and of each runner that has `VITRINA_METRICS_PORT`, in Prometheus's text format. Queries,
+alerts and a dashboard are described in [watch over an installation](../how-to/monitor.md). There are few labels, and
+no label is a run id.
 """
 
 
@@ -327,7 +327,7 @@ def metrics_page() -> str:
         "## Metrics of the metastore, the same from every process\n",
         *_metric_rows(sorted(_of_metastore())),
         "",
-        "## Of the API\n",
+        "## Metrics of the API\n",
         *_metric_rows([("vitrina_http_request_duration_seconds", "histogram", "`method`, `route`, `status`",
                         "Time to answer a request.")]),
         "",
@@ -366,7 +366,7 @@ ERRORS_HEAD = """\
 # Errors
 
 Every error has a stable code. The API answers with a problem document (RFC 9457): `title`, `status`, `detail`,
-`code`, `request_id`, and `errors` with one entry for each wrong field. A run that ended badly has it in `error_code`,
+`code`, `request_id`, and `errors` with one entry for each wrong field. A failed run has the code in `error_code`,
 next to `error_message`.
 """
 OF_THE_API = {
@@ -394,7 +394,12 @@ def errors_page() -> str:
         error = kind.__new__(kind)
         lines.append(f"| `{kind.code}` | {status_of(error)} | {int(code_of(error))} | {_said(kind)} |")
     lines += [f"| `{code}` | {status} | | {words} |" for code, (status, words) in OF_THE_API.items()]
-    lines += ["", "## Errors of runs: the class determines what happens next\n", "| code | what happens | |", "|---|---|---|"]
+    lines += [
+        "",
+        "## Errors of runs: the class determines what happens next\n",
+        "| code | what happens | |",
+        "|---|---|---|",
+    ]
     lines += [f"| `{kind.code}` | {_next(kind)} | {_said(kind)} |" for kind in _family(errors.RunError)]
     return "\n".join([*lines, ""])
 
@@ -433,7 +438,7 @@ EXIT_CODES = {
     "USAGE": "Wrong arguments, or a name that does not exist.",
     "INVALID_CONFIG": "A setting, a definition or a token is not valid.",
     "CANNOT_CONNECT": "The API, the database or the search server does not answer.",
-    "CONFLICT": "The state does not allow it now (paused, or another runner runs it), or another caller changed it first.",
+    "CONFLICT": "The state does not allow it now (paused, running elsewhere), or another caller changed it first.",
 }
 
 
@@ -441,7 +446,7 @@ def exit_codes_page() -> str:
     from vitrina.cli.exits import ExitCode
 
     rows = [f"| {int(code)} | {EXIT_CODES[code.name]} |" for code in ExitCode]
-    head = "# Exit codes\n\nExit codes of all `vitrina` commands. [Errors](errors.md) lists the error codes that lead to them.\n"
+    head = "# Exit codes\n\nExit codes of all `vitrina` commands. [Errors](errors.md) lists the error codes.\n"
     return "\n".join([head, "| code | meaning |", "|---|---|", *rows, ""])
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/steps.md, and what runners tell of the steps that ship; `make reference` calls it."""
+"""Write docs/reference/steps.md, and the descriptions of built-in steps that runners report (`make reference`)."""
 
 import json
 import sys
@@ -14,8 +14,8 @@ HEAD = """\
 Each is named in a task of type `PYTHON` (`body`), with its `params`. `vitrina transforms list` and `GET /transforms`
 show them too, beside [steps of your own](../how-to/write-a-step.md). `scripts/steps_reference.py` writes this page.
 
-Every step also takes `on_error` (`fail`, or `dead_letter` to leave behind the rows that it fails on) and
-`max_dead_letters` (1000: more in one run stop it).
+Every step also takes `on_error` (`fail`, or `dead_letter` to reject the rows on which it fails) and
+`max_dead_letters` (1000: a run with more of them stops).
 """
 
 

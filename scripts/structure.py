@@ -1,4 +1,4 @@
-"""Prints how the source tree is built: who asks for kinds of targets, cycles of imports, sizes, docstrings.
+"""Print figures of the source tree: checks for kinds of targets, import cycles, sizes, docstrings.
 
     .venv/bin/python scripts/structure.py            a table
     .venv/bin/python scripts/structure.py --where    with the places that were counted
@@ -20,12 +20,12 @@ PACKAGE = ROOT / "src" / "vitrina"
 KINDS_OF_TARGETS = frozenset(
     "PostgresTarget SearchTarget ConnectorTarget PostgresWriter ElasticsearchWriter MartTarget IndexTarget".split()
 )
-# Where a target's name is taken apart: the only place that may know all kinds.
+# Where a target's name is parsed: the only place that may know all kinds.
 ALLOWED_TO_ASK = {"vitrina.targets"}
 # A recursive descent over one grammar: its modules call each other by nature.
 CYCLES_ALLOWED = ("vitrina.sqlguard",)
 
-# First words of docstrings that tell somebody to do something.
+# Verbs with which a docstring may begin.
 VERBS = frozenset(
     """
     accept acknowledge add admit advance allow answer append apply ask attach authenticate be begin bind block bound
@@ -50,7 +50,7 @@ VERBS = frozenset(
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table: what is counted, how many there are, and where."""
+    """Represent one line of the table: what is counted, how many there are, and where."""
 
     name: str
     value: int
@@ -60,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Module:
-    """A source file, parsed."""
+    """Represent a parsed source file."""
 
     name: str
     tree: ast.Module
@@ -157,10 +157,10 @@ def median_of_functions(found: Iterable[Module]) -> int:
 
 
 def narrowing_asserts(found: Iterable[Module]) -> Iterator[str]:
-    """Find `assert x is not None`, `assert isinstance(...)` and `assert x`: they tell the type checker, nobody else."""
+    """Find `assert x is not None`, `assert isinstance(...)` and `assert x`: they only serve the type checker."""
     for module in found:
         if module.name.startswith("vitrina.testing"):
-            continue  # what is asserted there is what is tested
+            continue  # these asserts are the tests themselves
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Assert) and node.msg is None and _narrows(node.test):
                 yield module.place(node)
@@ -199,7 +199,7 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def import_cycles(found: list[Module]) -> Iterator[tuple[str, ...]]:
-    """Find groups of modules that import each other, directly or by way of others; imports for types count."""
+    """Find groups of modules that import each other, directly or through others; imports for types count."""
     for group in _strongly_connected(_edges(found)):
         if len(group) > 1 and not all(name.startswith(CYCLES_ALLOWED) for name in group):
             yield tuple(sorted(group))
@@ -234,7 +234,7 @@ def _module_of(name: str, names: set[str]) -> str:
 
 
 def _strongly_connected(edges: dict[str, set[str]]) -> Iterator[set[str]]:
-    """Give groups in which each reaches each (Kosaraju: forwards in order of leaving, then backwards)."""
+    """Return groups in which each node reaches each other one (Kosaraju's algorithm)."""
     backwards: dict[str, set[str]] = {name: set() for name in edges}
     for name, others in edges.items():
         for other in others:
@@ -269,7 +269,7 @@ def _leaving_order(start: str, edges: dict[str, set[str]], seen: set[str]) -> li
 
 
 def verbs_percent(found: Iterable[Module]) -> int:
-    """Count docstrings of functions and classes whose first word tells somebody to do something."""
+    """Count docstrings of functions and classes that begin with a verb."""
     texts = [
         text
         for module in found

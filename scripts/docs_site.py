@@ -1,4 +1,4 @@
-"""A hook of mkdocs: a folder named in the navigation stands for every page in it, so a new page needs no entry."""
+"""Hook of mkdocs: a folder in the navigation stands for all of its pages, so that a new page needs no entry."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def _pages(entry: str, docs: Path) -> list[str]:
 
 
 def _number(page: Path) -> str:
-    """Decisions stand in their own order, everything else by title."""
+    """Sort decisions by number, everything else by title."""
     return page.name[:4] if page.name[:4].isdigit() else ""
 
 

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Tell Airflow what this package brings; read by its provider manager."""
+    """Describe this package to Airflow's provider manager."""
     return {
         "package-name": "airflow-provider-vitrina",
         "name": "Vitrina",
@@ -20,7 +20,7 @@ def get_provider_info() -> dict[str, Any]:
                 "conn-fields": {
                     "console_url": {
                         "label": "Console URL",
-                        "description": "Where people open the console, when that is another address than the API's.",
+                        "description": "Address of the console, if it differs from that of the API.",
                         "schema": {"type": ["string", "null"]},
                     },
                     "timeout_seconds": {

@@ -1,4 +1,4 @@
-"""The HTTP API as Airflow needs it: requests that survive a restart of the server, sync and async."""
+"""Call the HTTP API from Airflow, synchronously and asynchronously. Requests survive a restart of the server."""
 
 import asyncio
 import time
@@ -17,18 +17,18 @@ from vitrina_airflow.stream import News
 Json = dict[str, Any]
 
 PREFIX = "/api/v1"
-# A server that is restarted is back by then; a trigger is more patient, it costs nobody a worker.
+# A restarted server is back by then. A trigger waits longer, because it occupies no worker.
 PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
 _PAGE = 200
 _AT_ONCE = 20
-# By how much a clock may be set back without hiding a run from whoever waits for it.
+# By how much a clock may be set back without hiding a run from the task that waits for it.
 _CLOCK_STEP = timedelta(hours=1)
 _PASSING = (429, 502, 503, 504)
 
 
 class VitrinaError(Exception):
-    """The API refused, with its own words; `status` is the HTTP status."""
+    """The API refused the request; the message is that of the API, `status` the HTTP status."""
 
     def __init__(self, words: str, status: int | None = None) -> None:
         super().__init__(words)
@@ -36,12 +36,12 @@ class VitrinaError(Exception):
 
 
 class VitrinaUnreachable(VitrinaError):
-    """Nobody answered, or not as a Vitrina API does."""
+    """No server answered, or not as a Vitrina API does."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the API is, and who asks."""
+    """Hold the address of the API, and the token."""
 
     url: str
     token: str | None = None
@@ -52,7 +52,7 @@ class Target:
         headers = {"User-Agent": f"airflow-provider-vitrina/{__version__}", "Accept": "application/json"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
-        # Proxies of the environment are for the world outside, not for a server on this machine.
+        # Proxies of the environment are for other machines, not for a server on this one.
         local = (urlsplit(self.url).hostname or "") in ("localhost", "127.0.0.1", "::1")
         return {
             "base_url": self.url + PREFIX,
@@ -70,9 +70,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run that was asked for. `replayed`: the key was known before this call, so the run may be an older one.
+    """Represent a requested run. `replayed`: the key was known before this call, so the run may be an older one.
 
-    Not `asked`: the first run since then, whoever wants it.
+    Without `asked`, it is the first run since then, whoever requested it.
     """
 
     pipeline: str
@@ -83,7 +83,7 @@ class Submitted:
 
 
 class Api:
-    """One API, synchronously; for workers."""
+    """Call one API synchronously, from workers."""
 
     def __init__(self, target: Target, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.target = target
@@ -94,21 +94,21 @@ class Api:
         self._http.close()
 
     def submit(self, pipeline: str, key: str, wish: Mapping[str, Any], before: Json | None = None) -> Submitted:
-        """Ask for a run under a key. Whatever is lost on the way is asked for again: it stays one request.
+        """Request a run under a key. A lost call is repeated, and stays one request.
 
-        `before` is the pipeline's status just before: with it, an older request is told from one that was sent twice.
+        `before` is the pipeline's status just before. It distinguishes an older request from one that was sent twice.
         """
         answer, tries = self._send("POST", _of(pipeline, "run"), json=dict(wish), headers={"Idempotency-Key": key})
         told = answer.json()
         replayed = "idempotent-replayed" in answer.headers
         if tries > 1:
-            # It may have met its own first copy, and that is no older one.
+            # The key may be known from the first copy of this same call, which is not an older request.
             replayed = replayed and began_after(told["run_requested_at"], before)
         backfill = bool(wish.get("since") or wish.get("until"))
         return Submitted(told["pipeline"], told["run_requested_at"], replayed, backfill)
 
     def look(self, request: Submitted) -> Answer:
-        """How far the request has come."""
+        """Return the progress of the request."""
         status = self.get(_of(request.pipeline, "status"))
         runs: list[Json] = []
         if looks_over(status, request.requested_at):
@@ -119,7 +119,7 @@ class Api:
         return judge(status, runs, request.requested_at, backfill=request.backfill, asked=request.asked)
 
     def cancel(self, request: Submitted) -> bool:
-        """End the run of this request and of no other; False when there is nothing to end."""
+        """Cancel the run of this request and no other. Return False when there is nothing to cancel."""
         try:
             self._send("POST", _of(request.pipeline, "cancel"), json={"run_requested_at": request.requested_at})
         except VitrinaError as error:
@@ -129,7 +129,7 @@ class Api:
         return True
 
     def runs_since(self, pipeline: str, since: str) -> Iterator[Json]:
-        """Newest first."""
+        """List runs, newest first."""
         yield from self.pages(_of(pipeline, "runs"), {"since": since})
 
     def pages(self, path: str, narrowed: Mapping[str, Any]) -> Iterator[Json]:
@@ -146,7 +146,7 @@ class Api:
         return found
 
     def post(self, path: str, body: Mapping[str, Any]) -> Json:
-        """For requests that may be repeated."""
+        """Send a request that may be repeated."""
         found: Json = self._send("POST", path, json=dict(body))[0].json()
         return found
 
@@ -164,19 +164,19 @@ class Api:
 
 
 class AsyncApi:
-    """One API, asynchronously; for the triggerer. It only looks, except for `cancel`."""
+    """Call one API asynchronously, from the triggerer. It only reads, except for `cancel`."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        # One for all triggers of a process: a connection each would be a thousand.
+        # One client for all triggers of a process: one connection each could be a thousand.
         limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE, keepalive_expiry=3.0)
         self._http = httpx.AsyncClient(**target.options(), limits=limits)
-        # The pool searches all who wait each time that somebody is served, so they wait here.
+        # The pool scans all waiting requests each time that one is served, so they wait here instead.
         self._turn = asyncio.Semaphore(_AT_ONCE)
         self.news = News(target.options())
 
     async def look(self, request: Submitted) -> Answer:
-        """How far the request has come; as `Api.look`."""
+        """Return the progress of the request, as `Api.look`."""
         status = await self.get(_of(request.pipeline, "status"))
         runs: list[Json] = []
         if looks_over(status, request.requested_at):
@@ -206,7 +206,7 @@ class AsyncApi:
         return found
 
     async def cancel(self, request: Submitted) -> None:
-        """End the run of this request and of no other, if there is anything to end."""
+        """Cancel the run of this request and no other, if there is one."""
         body = {"run_requested_at": request.requested_at}
         try:
             _checked(await self._http.post(_of(request.pipeline, "cancel"), json=body))
@@ -216,7 +216,7 @@ class AsyncApi:
             return
 
     async def patiently(self, ask: Callable[["AsyncApi"], Awaitable[Any]], *, pause_seconds: float) -> Any:
-        """Ask until somebody answers: whatever is out of reach now, the run goes on without us."""
+        """Repeat the request until the server answers. The run continues meanwhile."""
         while True:
             try:
                 return await ask(self)
@@ -229,7 +229,7 @@ def before_a_clock_step(request: Submitted) -> str:
 
 
 def answers_dated_back(runs: Iterable[Json], request: Submitted) -> list[Json]:
-    """Runs that began before they were asked for: somebody has set the clock of Vitrina's database back in between."""
+    """Find runs that started before their request, because the clock of Vitrina's database was set back in between."""
     return [run for run in runs if request.asked and answers(run, request.requested_at)]
 
 

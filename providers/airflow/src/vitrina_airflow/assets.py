@@ -1,4 +1,4 @@
-"""Targets as Airflow's assets: a DAG that is scheduled on one runs when a task has brought it up to date."""
+"""Represent targets as Airflow assets. A DAG that is scheduled on an asset runs when a task has updated the target."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,17 +6,17 @@ from urllib.parse import quote
 
 from vitrina_airflow.compat import Asset, AssetAlias
 
-# Under this name every task announces the targets that it wrote; which they are is known when it has run.
+# Under this name every task announces the targets that it wrote, which are known only after it has run.
 TARGETS = AssetAlias(name="vitrina")
 
 
 def target_asset(target: str) -> Asset:
-    """The asset of a target, such as `analytics.films`: for `schedule` and `inlets`."""
+    """Return the asset of a target, such as `analytics.films`, for `schedule` and `inlets`."""
     return Asset(f"vitrina://target/{quote(target, safe='')}")
 
 
 def announce(context: Mapping[str, Any], outlets: list[Any], target: str, told: Mapping[str, Any]) -> None:
-    """Put the run's counters into the events of the outlets; an alias gets the target's own asset."""
+    """Add the run's counters to the events of the outlets; an alias gets the target's own asset."""
     events = context["outlet_events"]
     extra = {"target": target, **{name: told[name] for name in _TOLD}}
     for outlet in outlets:

@@ -1,4 +1,4 @@
-"""What is named differently in Airflow 2.11 and in 3."""
+"""Import names that differ between Airflow 2.11 and 3."""
 
 try:
     from airflow.sdk import (

@@ -1,4 +1,4 @@
-"""The connection type `vitrina`, and the hook that speaks to the API behind it."""
+"""Define the connection type `vitrina`, and the hook that calls its API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from vitrina_airflow.compat import AIRFLOW_3, AirflowException, BaseHook
 
 
 class VitrinaHook(BaseHook):
-    """Speaks to one Vitrina API; `api` has the calls. The token of the connection needs the role `operator`."""
+    """Call one Vitrina API; `api` has the calls. The token of the connection needs the role `operator`."""
 
     conn_name_attr = "vitrina_conn_id"
     default_conn_name = "vitrina_default"
@@ -26,12 +26,12 @@ class VitrinaHook(BaseHook):
 
         @staticmethod
         def get_ui_field_behaviour() -> dict[str, Any]:
-            """Show what an API has: a URL and a token."""
+            """Show only the fields that an API needs: a URL and a token."""
             return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
         @staticmethod
         def get_connection_form_widgets() -> dict[str, Any]:
-            """Ask for what has no field of its own."""
+            """Define form fields for values without a standard field."""
             from flask_appbuilder.fieldwidgets import BS3TextFieldWidget
             from wtforms import StringField
 
@@ -41,25 +41,25 @@ class VitrinaHook(BaseHook):
             }
 
     def get_conn(self) -> Api:
-        """The API; the same one for the hook's whole life."""
+        """Return the API client; the hook always returns the same one."""
         if self._api is None:
             self._api = Api(self.target())
         return self._api
 
     def target(self) -> Target:
-        """Where the API is, and as whom to ask."""
+        """Return the address of the API, and the token."""
         return target_of(self.get_connection(self.vitrina_conn_id))
 
     def list_pipelines(
         self, *, labels: Mapping[str, str] | None = None, enabled: bool | None = True
     ) -> list[dict[str, Any]]:
-        """All pipelines whose labels have these values; of both kinds with `enabled=None`."""
+        """List all pipelines whose labels have these values; enabled and disabled ones with `enabled=None`."""
         narrowed = {} if enabled is None else {"enabled": "true" if enabled else "false"}
         wanted = (labels or {}).items()
         return [found for found in self.get_conn().pages("/pipelines", narrowed) if wanted <= found["labels"].items()]
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask the API who we are; behind the button *Test* of the connection form."""
+        """Ask the API for the caller's name and role, for the button *Test* of the connection form."""
         try:
             api = Api(self.target(), patience_seconds=0)
             try:

@@ -1,4 +1,4 @@
-"""The idempotency key of a task: the same for its retries, another one for what a person cleared."""
+"""Build the idempotency key of a task: the same for its retries, another one after a Clear."""
 
 import hashlib
 import json
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def key_of(context: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Name the work of this task instance, without the try number: a retry finds the run it lost sight of.
+    """Name the work of this task instance without the try number, so that a retry finds the run of the try before.
 
     Clearing a task raises `max_tries` to the tries so far plus `retries`, so the pair of both is new after every
-    Clear, also when the DAG's `retries` were edited in between. The start of the DAG run tells apart two of the same
-    name: in two installations of Airflow that share a token, or one that was deleted and made again. What is asked
-    for is part of it, because the same key with another body is refused.
+    Clear, also when the DAG's `retries` were edited in between. The start of the DAG run distinguishes two of the same
+    name: in two installations of Airflow that share a token, or one that was deleted and created again. The body of the
+    request is part of the key, because the same key with another body is refused.
     """
     instance, run = context["ti"], context["dag_run"]
     started = getattr(run, "start_date", None)
@@ -31,5 +31,5 @@ def key_of(context: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 
 
 def numbered(key: str, ended_badly: int) -> str:
-    """The key after so many runs under it ended FAILED or CANCELLED; the same for whoever counts again."""
+    """Return the key to use after this many runs ended FAILED or CANCELLED. The same count gives the same key."""
     return f"{key}-{ended_badly}"

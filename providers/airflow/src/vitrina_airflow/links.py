@@ -1,4 +1,4 @@
-"""A button of the task that opens the run in Vitrina's console."""
+"""Add a button to the task that opens the run in Vitrina's console."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ URL_KEY = "vitrina_run_url"
 
 
 class VitrinaRunLink(BaseOperatorLink):
-    """Opens the run; the pipeline, as long as no runner has begun it."""
+    """Open the run, or the pipeline until a runner has started the run."""
 
     name = "Vitrina run"
 
     @property
     def xcom_key(self) -> str:
-        """Name the XCom that Airflow 3 shows, which is there while the task still waits."""
+        """Name the XCom that Airflow 3 shows, which exists while the task still waits."""
         return URL_KEY
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Read what the task has put down."""
+        """Read the link that the task has stored."""
         return str(XCom.get_value(ti_key=ti_key, key=URL_KEY) or "")

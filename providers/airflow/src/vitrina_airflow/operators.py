@@ -1,4 +1,4 @@
-"""Tasks that run a pipeline, or compare a mart with its source."""
+"""Operators that run a pipeline, or compare a mart with its source."""
 
 import time
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ from vitrina_airflow.runs import PAUSING, SUCCESS, Answer, counters
 from vitrina_airflow.triggers import TIMEOUT, VitrinaRequestTrigger, VitrinaResumedTrigger, VitrinaRunTrigger
 
 REQUEST_KEY = "vitrina_request"
-# What Airflow gives as the reason when it ends a deferred task whose time is over.
+# The reason with which Airflow ends a deferred task after its timeout.
 _TIMED_OUT = ("Trigger timeout", "Trigger/execution timeout")
 # How long a task that is being killed may take to cancel its run; Airflow does not wait much longer.
 _KILL_SECONDS = 4.0
-# The triggerer sees the deadline itself; the scheduler comes after it, for when no triggerer is there.
+# The triggerer watches the deadline itself; the scheduler acts later, in case no triggerer runs.
 _SCHEDULER_LATER = timedelta(seconds=30)
 
 
 class VitrinaRunPipelineOperator(BaseOperator):
-    """Asks for a run of a pipeline and waits for its end; its counters are the task's result.
+    """Request a run of a pipeline and wait for its end; its counters are the task's result.
 
-    A retry finds the run that the try before it lost sight of, instead of asking for another one; after a run that
-    FAILED or was CANCELLED it asks for a new one, and so does a task that was cleared. A task that is killed or out of
-    time cancels its run. A paused pipeline is left alone: the task waits until somebody resumes it.
+    A retry finds the run that the try before it requested, instead of requesting another one. After a run that FAILED
+    or was CANCELLED it requests a new one, and so does a task that was cleared. A task that is killed or out of time
+    cancels its run. With a paused pipeline, the task waits until a user resumes it.
 
     :param pipeline: its name or uuid.
     :param since: read again from this cursor value on; with `until`, up to it: a backfill.
     :param vitrina_conn_id: a connection of the type `vitrina`.
-    :param poll_seconds: how often to look, where Vitrina's events do not get through.
+    :param poll_seconds: how often to poll if Vitrina's events do not arrive.
     :param deferrable: wait in the triggerer instead of holding a worker.
     """
 
@@ -66,7 +66,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
         self._killed = False
 
     def execute(self, context: Any) -> Any:
-        """Ask for the run and wait for it."""
+        """Request the run and wait for it."""
         return self._ask_and_wait(context)
 
     def _ask_and_wait(self, context: Any) -> Any:
@@ -83,7 +83,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
         return self._conclude(context, api, answer.status, answer.words, counters(answer.run) if answer.run else None)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:
-        """Go on after the triggerer has seen the end, or the deadline."""
+        """Continue after the triggerer has seen the end, or the deadline."""
         api = self._connect()
         self._request = _asked_by(context, self)
         if event["status"] == TIMEOUT:
@@ -92,7 +92,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
         return self._conclude(context, api, event["status"], event["words"], event.get("run"))
 
     def execute_resumed(self, context: Any, event: Mapping[str, Any]) -> Any:
-        """Begin after all: nobody has the pipeline paused any more."""
+        """Start now that the pipeline is no longer paused."""
         if event["status"] == TIMEOUT:
             raise AirflowTaskTimeout(
                 f"execution_timeout of {self.execution_timeout}: pipeline {self.pipeline} is paused"
@@ -102,7 +102,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
         return self._ask_and_wait(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Cancel the run when Airflow ends a deferred task whose time is over; then as every operator."""
+        """Cancel the run when Airflow ends a deferred task after its timeout; otherwise as in every operator."""
         if next_method == "__fail__" and str((next_kwargs or {}).get("error")) in _TIMED_OUT:
             api = self._connect()
             self._request = _asked_by(context, self)
@@ -110,24 +110,24 @@ class VitrinaRunPipelineOperator(BaseOperator):
         return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
-        """Cancel the run that this process has asked for, or is just asking for.
+        """Cancel the run that this process has requested, or is requesting.
 
-        Called from a signal handler, perhaps in the middle of a request: nothing is used that the request holds.
+        Called from a signal handler, perhaps during a request, so it uses nothing that the request holds.
         """
         self._killed = True
         if self._target is None or self._key is None:
             return
         api = Api(self._target, patience_seconds=_KILL_SECONDS)
         try:
-            # Asking under the same key tells whether the request arrived; if it had not, it is taken back at once.
+            # A request under the same key shows whether the first one arrived; if not, this one is withdrawn at once.
             request = self._request or api.submit(self.pipeline, self._key, self._wish())
             api.cancel(request)
         except VitrinaError as error:
-            self.log.warning("The run of pipeline %s may go on: %s", self.pipeline, error)
+            self.log.warning("The run of pipeline %s may continue: %s", self.pipeline, error)
         finally:
             api.close()
 
-    # --- asking ----------------------------------------------------------------------------------------------------
+    # --- requesting------------------------------------------------------------------------------------------------
 
     def _connect(self) -> Api:
         hook = VitrinaHook(self.vitrina_conn_id)
@@ -139,12 +139,12 @@ class VitrinaRunPipelineOperator(BaseOperator):
         return {"trigger": "api", "since": self.since, "until": self.until}
 
     def _leave_a_paused_one_alone(self, api: Api, context: Any) -> dict[str, Any]:
-        """Wait while it is paused; give its status."""
+        """Wait while the pipeline is paused, and return its status."""
         while True:
             status = api.get(status_path(self.pipeline))
             if status["status"] not in PAUSING:
                 return status
-            self.log.info("Pipeline %s is paused: waiting until somebody resumes it", self.pipeline)
+            self.log.info("Pipeline %s is paused: waiting until it is resumed", self.pipeline)
             if self.deferrable:
                 trigger = VitrinaResumedTrigger(pipeline=self.pipeline, **self._watching(context))
                 self.defer(trigger=trigger, method_name="execute_resumed", timeout=self._time_left(context))
@@ -157,20 +157,20 @@ class VitrinaRunPipelineOperator(BaseOperator):
             request = api.submit(self.pipeline, self._key, self._wish(), before)
             answer = api.look(request)
             if self._killed:
-                raise AirflowException(f"the task was killed while it asked for a run of pipeline {self.pipeline}")
+                raise AirflowException(f"the task was killed while it requested a run of pipeline {self.pipeline}")
             if not (request.replayed and answer.ended_badly):
                 break
             ended_badly += 1
         self._request = request
         self.log.info(
-            "%s: %s", "Found the run asked for before" if request.replayed else "Asked for a run", answer.words
+            "%s: %s", "Found the run requested before" if request.replayed else "Requested a run", answer.words
         )
         return request, answer
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 
     def _wait_in_triggerer(self, context: Any, request: Submitted) -> None:
-        # From here on the trigger answers for the run.
+        # From here on the trigger is responsible for the run.
         self._request = self._key = None
         trigger = VitrinaRunTrigger(
             pipeline=request.pipeline,
@@ -189,7 +189,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
         }
 
     def _deadline(self, context: Any) -> datetime | None:
-        """Airflow 3 does not count the time that a task is deferred, so it is counted here."""
+        """Compute the deadline, because Airflow 3 does not count the time that a task is deferred."""
         if self.execution_timeout is None:
             return None
         started: datetime = context["ti"].start_date
@@ -234,10 +234,10 @@ class VitrinaRunPipelineOperator(BaseOperator):
 
 
 class VitrinaReconcileOperator(BaseOperator):
-    """Compares a target with its source, and fails when they differ; the report is the task's result.
+    """Compare a target with its source, and fail when they differ; the report is the task's result.
 
     :param level: `quick` counts, `full` compares every row, `sample` random keys.
-    :param repair: bring the rows that differ up to date; never beside a run.
+    :param repair: update the rows that differ; never during a run.
     :param fail_on_difference: fail when rows differ (after the repair, if there is one).
     """
 
@@ -268,7 +268,7 @@ class VitrinaReconcileOperator(BaseOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Ask a runner, and wait for its report. A retry asks again: comparing changes nothing, a repair only once."""
+        """Ask a runner and wait for its report. A retry asks again, because a repair is idempotent."""
         api = VitrinaHook(self.vitrina_conn_id).get_conn()
         wish = {"level": self.level, "repair": self.repair, "limit": self.limit}
         request = api.post(pipeline_path(self.pipeline, "reconcile"), wish)
@@ -283,7 +283,7 @@ class VitrinaReconcileOperator(BaseOperator):
         return self._conclude(request)
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on after the triggerer has seen the report."""
+        """Continue after the triggerer has seen the report."""
         if "request" not in event:
             raise AirflowException(event["words"])
         return self._conclude(event["request"])
@@ -307,7 +307,7 @@ def _as_json(request: Submitted) -> dict[str, Any]:
 
 
 def _asked_by(context: Any, task: BaseOperator) -> Submitted | None:
-    """The request that this try has put down before it was deferred."""
+    """Return the request that this try stored before it was deferred."""
     instance = context["ti"]
     told = instance.xcom_pull(task_ids=task.task_id, key=REQUEST_KEY, map_indexes=getattr(instance, "map_index", -1))
     return Submitted(replayed=False, **told) if told else None

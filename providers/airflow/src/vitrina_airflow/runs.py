@@ -1,4 +1,4 @@
-"""Which run answers a request, and how it ended: judged from what the API says, without any I/O."""
+"""Decide which run answers a request, and how it ended, from answers of the API and without I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ COUNTERS = ("rows_read", "rows_written", "rows_deleted", "rows_rejected", "batch
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known about a request: `run` is the latest one for it, `over` says that nothing more comes."""
+    """Hold what is known about a request: `run` is the latest one for it, `over` means that no other follows."""
 
     over: bool
     run: Json | None
@@ -23,7 +23,7 @@ class Answer:
 
     @property
     def status(self) -> str | None:
-        """How it ended; None while it goes on. A request that was taken back is CANCELLED."""
+        """Return how it ended, or None while it continues. A withdrawn request is CANCELLED."""
         if not self.over:
             return None
         return str(self.run["status"]) if self.run else CANCELLED
@@ -34,12 +34,12 @@ class Answer:
 
 
 def moment(text: str) -> datetime:
-    """Python before 3.11 does not read a Z."""
+    """Parse a time. Python before 3.11 does not accept a Z."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def looks_over(status: Json, requested_at: str) -> bool:
-    """Whether the runs since the request have to be looked at; while it waits or works, the status says enough."""
+    """Return whether the runs since the request are needed; while it waits or runs, the status is enough."""
     run = status.get("run")
     if run is None or moment(run["started_at"]) < moment(requested_at):
         return status["status"] not in _AT_WORK
@@ -47,7 +47,7 @@ def looks_over(status: Json, requested_at: str) -> bool:
 
 
 def began_after(requested_at: str, status: Json | None) -> bool:
-    """Whether the latest run that a status shows began after the request: then the request is older than the status."""
+    """Return whether the latest run in a status started after the request, which is then older than the status."""
     run = status.get("run") if status else None
     return run is not None and moment(run["started_at"]) >= moment(requested_at)
 
@@ -55,10 +55,10 @@ def began_after(requested_at: str, status: Json | None) -> bool:
 def judge(
     status: Json, runs: Sequence[Json], requested_at: str, *, backfill: bool = False, asked: bool = True
 ) -> Answer:
-    """Judge a request from the pipeline's status and, asked for after it, the runs since the request, oldest first.
+    """Evaluate a request from the pipeline's status and the runs since, read after the status and oldest first.
 
-    A run that was interrupted or paused is continued by the next one. Repairs and replays answer nobody. Where nobody
-    has `asked`, it is about the first run since then.
+    A run that was interrupted or paused is continued by the next one. Repairs and replays answer no request. Without
+    `asked`, the first run since then counts.
     """
     name = status["pipeline"]
     goes_on = status["status"] in _AT_WORK
@@ -68,20 +68,20 @@ def judge(
         return Answer(over=False, run=None, words=f"pipeline {name} is {status['status']}")
     if place is None and (not loads or not asked):
         return Answer(over=True, run=None, words=_never_began(status, requested_at))
-    # Nothing more will come: the last one is how it ended.
+    # No other run will come, so the last one is the result.
     place = len(loads) - 1 if place is None else place
     while _is_continued(loads[place]) and place + 1 < len(loads):
         place += 1
     run = loads[place]
     if run["status"] == "RUNNING":
-        return Answer(over=False, run=run, words=f"run {run['id']} of {name} is at work")
+        return Answer(over=False, run=run, words=f"run {run['id']} of {name} is running")
     if goes_on and _is_continued(run):
         return Answer(over=False, run=run, words=f"pipeline {name} is {status['status']}; another run follows")
     return Answer(over=True, run=run, words=_ending(run))
 
 
 def counters(run: Json) -> dict[str, Any]:
-    """What goes into XCom: small, plain JSON."""
+    """Build the XCom value: small, plain JSON."""
     told = {name: run.get(name) for name in (*COUNTERS, "status", "pipeline", "started_at", "finished_at")}
     return {"run_id": run["id"], **told, "cursor_from": run.get("cursor_from"), "cursor_to": run.get("cursor_to")}
 
@@ -90,7 +90,7 @@ def _place_of_answer(runs: Sequence[Json], requested_at: str, backfill: bool) ->
     for place, run in enumerate(runs):
         if answers(run, requested_at):
             return place
-    # Who asks again while a run works replaces the wish before it: what answers the later one has read all.
+    # A second request during a run replaces the first: the run that answers the later request has read everything.
     for place, run in enumerate(runs):
         later = run.get("answers_request")
         if later and moment(later) > moment(requested_at) and not backfill and not run.get("backfill"):
@@ -103,20 +103,20 @@ def _place_of_first(runs: Sequence[Json], backfill: bool) -> int | None:
 
 
 def answers(run: Json, requested_at: str) -> bool:
-    """Whether the run says that it answers this request."""
+    """Return whether the run answers this request."""
     answered = run.get("answers_request")
     return answered is not None and moment(answered) == moment(requested_at)
 
 
 def _is_continued(run: Json) -> bool:
-    """Its runner went away or was in somebody's way, or it was paused: the next run does what it was to do."""
+    """Return whether the next run continues this one: its runner was lost, its target was taken, or it was paused."""
     return run["status"] == PAUSED or run.get("error_code") in ("lease_lost", "runner_stopped", "target_taken")
 
 
 def _never_began(status: Json, requested_at: str) -> str:
     words = (
-        f"pipeline {status['pipeline']} is {status['status']}: the run asked for at {requested_at} was taken back or"
-        " never began"
+        f"pipeline {status['pipeline']} is {status['status']}: the run requested at {requested_at} was withdrawn or"
+        " never started"
     )
     return words + (f"; its last error: {status['last_error']['message']}" if status.get("last_error") else "")
 

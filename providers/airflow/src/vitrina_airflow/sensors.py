@@ -1,4 +1,4 @@
-"""Waiting for a run that somebody else asked for: a schedule, a person, another DAG."""
+"""Wait for a run that a schedule, a person or another DAG requested."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,9 +12,9 @@ from vitrina_airflow.triggers import VitrinaRunTrigger
 
 
 class VitrinaRunSensor(BaseSensorOperator):
-    """Waits for a run: the one named by `run_id`, else the first that starts at `since` or later.
+    """Wait for a run: the one named by `run_id`, else the first that starts at `since` or later.
 
-    Fails when that run fails. A run whose runner was lost is continued by another: that one is waited for.
+    Fail when that run fails. A run whose runner was lost is continued by another, which the sensor then waits for.
 
     :param since: an ISO timestamp; without it, the end of the DAG run's data interval, or when the DAG run was due.
     """
@@ -41,7 +41,7 @@ class VitrinaRunSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Any) -> Any:
-        """Look once here, and go on looking in the triggerer."""
+        """Check once here, then continue in the triggerer."""
         if not self.deferrable:
             return super().execute(context)
         watched = self._watched(context)
@@ -61,11 +61,11 @@ class VitrinaRunSensor(BaseSensorOperator):
         )
 
     def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on after the triggerer has seen the run end."""
+        """Continue after the triggerer has seen the run end."""
         return _verdict(event["status"], event["words"], event.get("run"))
 
     def poke(self, context: Any) -> Any:
-        """Look once, in a worker."""
+        """Check once, in a worker."""
         answer: Answer = VitrinaHook(self.vitrina_conn_id).get_conn().look(self._watched(context))
         if not answer.over or answer.run is None:
             return PokeReturnValue(is_done=False)
@@ -84,7 +84,7 @@ class VitrinaRunSensor(BaseSensorOperator):
 
 def _due(context: Any) -> str:
     run = context["dag_run"]
-    # One that a person triggered has no interval in Airflow 3.
+    # In Airflow 3, a DAG run that a person triggered has no data interval.
     due = context.get("data_interval_end") or getattr(run, "run_after", None) or run.start_date
     return str(due.isoformat())
 

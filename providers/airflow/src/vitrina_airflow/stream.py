@@ -1,4 +1,4 @@
-"""News from Vitrina for all triggers of a process: one stream of events, instead of a thousand that ask and ask."""
+"""Share one stream of Vitrina's events among all triggers of a process, instead of polling by each of them."""
 
 import asyncio
 import json
@@ -9,28 +9,27 @@ from typing import Any
 
 import httpx
 
-# The server sends a sign of life every 15 seconds; a stream that is silent for longer has broken, or is kept back by a
-# proxy on the way.
+# The server sends a heartbeat every 15 seconds. A stream that is silent for longer is broken, or a proxy buffers it.
 _SILENT_SECONDS = 40.0
 _RECONNECT_SECONDS = 5.0
-# A thousand triggers that are all to look again do so one after the other.
+# If a thousand triggers have to look again, they do so one after the other.
 _SPREAD_SECONDS = 10.0
 _ABOUT_RUNS = ("status", "run")
 
 
 class News:
-    """Wakes whoever waits for a pipeline when something happens to it; follows the stream while anybody waits."""
+    """Wake the triggers that wait for a pipeline when it has an event. Follow the stream while any trigger waits."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options) | {"timeout": httpx.Timeout(options["timeout"], read=_SILENT_SECONDS)}
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._following: asyncio.Task[None] | None = None
-        # Whether news come: whoever waits may then look more seldom.
+        # Whether events arrive: triggers may then poll less often.
         self.arrive = False
 
     @contextmanager
     def about(self, pipeline: str | None) -> Iterator[asyncio.Event]:
-        """Give an event that is set when the pipeline is to be looked at again; clear it before looking."""
+        """Return an event that is set when the pipeline has to be looked at again; clear it before looking."""
         event = asyncio.Event()
         if pipeline is None:
             yield event
@@ -57,7 +56,7 @@ class News:
                     async for line in answer.aiter_lines():
                         self._hear(line)
             except (httpx.HTTPError, ValueError, LookupError, AttributeError, TypeError):
-                pass  # it ended, or is no stream of Vitrina's: the triggers ask instead
+                pass  # it ended, or is not a stream of Vitrina: the triggers poll instead
             if self.arrive:
                 self.arrive = False
                 self._wake_all()

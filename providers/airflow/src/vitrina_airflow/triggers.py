@@ -1,4 +1,4 @@
-"""Watching from the triggerer: asynchronously, and without asking for anything that was not asked for."""
+"""Watch requests from the triggerer, asynchronously. A trigger never requests a run itself."""
 
 import asyncio
 import random
@@ -19,22 +19,22 @@ ERROR, TIMEOUT, RESUMED = "ERROR", "TIMEOUT", "RESUMED"
 # A changed connection is noticed within this time.
 _CLIENT_SECONDS = 300.0
 _RETRY_SECONDS = 2.0
-# Airflow waits half a minute for what is cancelled.
+# Airflow waits half a minute for a cancelled trigger.
 _CANCEL_SECONDS = 25.0
-# While news arrive.
+# While events arrive.
 _SELDOM_SECONDS = 60.0
 
 _clients: dict[tuple[int, str], tuple[float, "asyncio.Future[AsyncApi]"]] = {}
 
 
 async def shared_api(conn_id: str) -> AsyncApi:
-    """One client for all triggers of this process: its connections are few, and the connection is read once."""
+    """Return the client of all triggers of this process. It has few sessions, and reads the connection once."""
     place = (id(asyncio.get_running_loop()), conn_id)
     made, future = _clients.get(place, (0.0, None))
     if future is None or time.monotonic() - made > _CLIENT_SECONDS or (future.done() and future.exception()):
         future = asyncio.ensure_future(_connect(conn_id))
         _clients[place] = (time.monotonic(), future)
-    # Whoever is cancelled here does not cancel it for the others.
+    # A trigger that is cancelled here does not cancel it for the others.
     return await asyncio.shield(future)
 
 
@@ -47,9 +47,10 @@ async def _connect(conn_id: str) -> AsyncApi:
 
 
 class _Watch(BaseTrigger):
-    """Looks until there is something to tell, or the deadline has passed.
+    """Poll until there is a result, or the deadline has passed.
 
-    Every `poll_seconds`; when the pipeline has a name and news of it arrive, then, and once a minute.
+    It polls every `poll_seconds`. If the pipeline is known by name and its events arrive, it polls on each
+    event and once a minute.
     """
 
     pipeline_name: str | None = None
@@ -61,7 +62,7 @@ class _Watch(BaseTrigger):
         self.deadline = deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Give what another triggerer needs to go on; no token is among it."""
+        """Return what another triggerer needs to continue; it contains no token."""
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", self.arguments()
 
@@ -69,11 +70,11 @@ class _Watch(BaseTrigger):
         return {"conn_id": self.conn_id, "poll_seconds": self.poll_seconds, "deadline": self.deadline}
 
     async def look(self, api: AsyncApi) -> dict[str, Any] | None:
-        """What the task is to be told; None: look again later."""
+        """Return the result for the task, or None to poll again later."""
         raise NotImplementedError
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Watch; only one event comes of it."""
+        """Watch, and yield exactly one event."""
         try:
             told = await self._watch()
         except VitrinaError as error:
@@ -81,7 +82,7 @@ class _Watch(BaseTrigger):
         yield TriggerEvent(told)
 
     async def _watch(self) -> dict[str, Any]:
-        # Triggers that begin together would otherwise always ask together.
+        # Triggers that start together would otherwise always poll together.
         await asyncio.sleep(random.uniform(0, min(1.0, self.poll_seconds)))  # noqa: S311
         api, news = None, asyncio.Event()
         with ExitStack() as listening:
@@ -102,7 +103,7 @@ class _Watch(BaseTrigger):
                 await self._pause(news, seldom=api.news.arrive and self.pipeline_name is not None)
 
     async def _pause(self, news: asyncio.Event, *, seldom: bool) -> None:
-        """Wait until there is something to look at; that nobody tells of it is no reason to miss it."""
+        """Wait for an event, or until the next poll is due, because events may be lost."""
         seconds = self.poll_seconds
         if seldom:
             seconds = max(seconds, random.uniform(0.7, 1) * _SELDOM_SECONDS)  # noqa: S311
@@ -118,7 +119,7 @@ class _Watch(BaseTrigger):
 
 
 class VitrinaRunTrigger(_Watch):
-    """Watches the run of one request. It asks for none: a triggerer that starts again only looks again."""
+    """Watch the run of one request. It requests none, so a restarted triggerer only polls again."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class VitrinaRunTrigger(_Watch):
 
     async def look(self, api: AsyncApi) -> dict[str, Any] | None:
         answer = await api.look(self.request)
-        # A sensor waits for a run that somebody else asks for, perhaps later.
+        # A sensor waits for a run that is requested elsewhere, perhaps later.
         if not answer.over or (answer.run is None and not self.owns_run):
             return None
         return {
@@ -150,7 +151,7 @@ class VitrinaRunTrigger(_Watch):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Watch; before Airflow 3.3, whether a person has ended the task is found out here."""
+        """Watch. Before Airflow 3.3, this also detects that a person has ended the task."""
         try:
             async for event in super().run():
                 yield event
@@ -162,7 +163,7 @@ class VitrinaRunTrigger(_Watch):
     async def _watch(self) -> dict[str, Any]:
         told = await super()._watch()
         if told["status"] == TIMEOUT:
-            # Here, because Airflow 2 ends a task that is out of time without asking it.
+            # Here, because Airflow 2 ends a task after its timeout without calling it.
             await self.on_kill()
         return told
 
@@ -177,7 +178,7 @@ class VitrinaRunTrigger(_Watch):
 
 
 class VitrinaResumedTrigger(_Watch):
-    """Waits until nobody has the pipeline paused."""
+    """Wait until the pipeline is no longer paused."""
 
     def __init__(self, *, pipeline: str, **options: Any) -> None:
         super().__init__(**options)
@@ -192,7 +193,7 @@ class VitrinaResumedTrigger(_Watch):
 
 
 class VitrinaRequestTrigger(_Watch):
-    """Watches what a runner was asked to perform, such as a reconciliation."""
+    """Watch a request to a runner, such as a reconciliation."""
 
     def __init__(self, *, request_id: str, **options: Any) -> None:
         super().__init__(**options)
@@ -207,7 +208,7 @@ class VitrinaRequestTrigger(_Watch):
 
 
 async def _was_ended(instance: Any) -> bool:
-    """Whether the task is no longer deferred: a triggerer that stops leaves it so, a person does not."""
+    """Return whether the task is no longer deferred. A stopping triggerer leaves it deferred; a person does not."""
     if instance is None:
         return False
     try:
@@ -217,7 +218,7 @@ async def _was_ended(instance: Any) -> bool:
 
 
 def _state_of(instance: Any) -> str | None:
-    """The state in Airflow's database, as this version lets a triggerer see it."""
+    """Return the task's state from Airflow's database, as this version lets a triggerer see it."""
     if hasattr(instance, "refresh_from_db"):
         from airflow.models.taskinstance import TaskInstance
         from airflow.utils.session import create_session

@@ -1,1 +1,1 @@
-"""DAGs to copy from; `airflow` does not load them by itself."""
+"""Example DAGs to copy; `airflow` does not load them automatically."""

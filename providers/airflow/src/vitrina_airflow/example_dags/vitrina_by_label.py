@@ -1,4 +1,4 @@
-"""One task for each pipeline with a label: a pipeline that gets the label is run from the next DAG run on."""
+"""Run one task for each pipeline with a label. A pipeline that gets the label is included from the next DAG run."""
 
 from datetime import UTC, datetime, timedelta
 

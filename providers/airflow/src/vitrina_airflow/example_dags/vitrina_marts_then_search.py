@@ -1,4 +1,4 @@
-"""Marts first, then the search indexes that are filled from them, then a comparison with the source."""
+"""Run marts first, then the search indexes that are filled from them, then compare with the source."""
 
 from datetime import UTC, datetime, timedelta
 

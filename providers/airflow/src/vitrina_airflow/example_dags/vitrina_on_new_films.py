@@ -1,4 +1,4 @@
-"""Begins when another DAG has brought the films up to date, and waits for a pipeline with its own schedule."""
+"""Start when another DAG has updated the films, and wait for a pipeline with its own schedule."""
 
 from datetime import UTC, datetime
 

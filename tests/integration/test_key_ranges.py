@@ -78,9 +78,9 @@ def counted(source: QuerySource, names: list[str], ranges: list[KeyRange]) -> di
 
 def make_table(bench: Workbench, kinds: tuple[str, ...], rows: list[tuple[Any, ...]], never_null: bool) -> list[str]:
     names = [f"k{place}" for place in range(len(kinds))]
-    if not bench.sql("SELECT FROM pg_collation WHERE collname = 'en-x-icu'"):
+    if not bench.sql("SELECT 1 FROM pg_collation WHERE collname = 'en-x-icu'"):
         kinds = tuple("text" if any(name in kind for name in OF_ICU) else kind for kind in kinds)
-    elif not bench.sql("SELECT FROM pg_collation WHERE collname = 'no_case'"):
+    elif not bench.sql("SELECT 1 FROM pg_collation WHERE collname = 'no_case'"):
         bench.sql(NO_CASE)
     columns = ", ".join(
         f"{name} {kind}{' NOT NULL' if never_null else ''}" for name, kind in zip(names, kinds, strict=True)

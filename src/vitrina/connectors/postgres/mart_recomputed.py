@@ -50,7 +50,7 @@ def _drop_leftovers(connection: Connection, pipeline_id: UUID) -> None:
         [f"vitrina:reconcile:{pipeline_id}"],
     ).fetchone()
     if not (row and row["ours"]):
-        raise Conflict("another reconciliation of this pipeline is at work: wait for its report")
+        raise Conflict("another reconciliation of this pipeline is running: wait for its report")
     found = connection.execute(
         """
         SELECT c.relname AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

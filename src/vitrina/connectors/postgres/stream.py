@@ -126,7 +126,7 @@ class ArrowReader:
         if self._needs_position and any(table.column(name).null_count for name in names):
             raise BadKey(
                 f"a column that {self._needs_position} is read in the order of is NULL in a row of the source: a load"
-                " could not be continued behind it; filter such rows out in the query, or change target_key"
+                " could not be resumed after it; filter such rows out in the query, or change target_key"
             )
         return tuple(table.column(name)[-1].as_py() for name in names)
 

@@ -690,7 +690,7 @@ class PostgresWriter:
         event = "UPDATE" if done.updated != planned.updated else "DELETE"
         named = catalog.skippers(self.connection, self.table, event)
         by_whom = f", or {', '.join(named)} leaves out rows of an {event}: drop it if so" if named else ""
-        raise TransientError(f"{self._target} was changed by somebody else during the merge{by_whom}")
+        raise TransientError(f"{self._target} was changed by another session during the merge{by_whom}")
 
     def _planned(self) -> Counts:
         rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}

@@ -60,7 +60,12 @@ def _measure(
     def load(case: Case, options: dict[str, Any], rows: int) -> dict[str, Any]:
         cluster = servers.tree_cpu_seconds(spark.leader)
         seconds, cpu, paging = parallel.load(settings, admin, case, options, rows)
-        cpu += servers.tree_cpu_seconds(spark.leader) - cluster
+        used = servers.tree_cpu_seconds(spark.leader) - cluster
+        if used < 0 or cpu < 0:
+            raise RuntimeError(
+                "a process left the tree whose CPU is counted: the figures of this run are worth nothing"
+            )
+        cpu += used
         found = {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "paging": paging}
         print(json.dumps({"case": case.name, **options, **found}), flush=True)
         return found | {"load_average": parallel.load_average()}

@@ -287,7 +287,7 @@ def test_a_source_that_was_confirmed_further_than_what_is_stored_means_reload(pl
     first.stop()
     platform.bench.sql(f"UPDATE etl.etl_feeds SET stored_upto = {ready}")
     platform.start()
-    until(lambda: "forgotten" in (platform.must_reload(films) or ""))
+    until(lambda: "discarded" in (platform.must_reload(films) or ""))
 
 
 def test_the_last_follower_takes_slot_and_publication_along(platform: Platform) -> None:

@@ -165,7 +165,7 @@ function ConnectionLost() {
   return (
     <div role="alert" className="flex shrink-0 items-center gap-2 border-b border-warn-fill/40 bg-warn-soft px-4 py-1.5 text-warn">
       <Icon name="warn" size={14} />
-      {t("Connection lost: what you see may be old. Trying again.")}
+      {t("Connection lost: the data shown may be out of date. Reconnecting.")}
     </div>
   );
 }
@@ -200,7 +200,7 @@ function SignIn({ onDone, wrong }: { onDone: () => void; wrong: boolean }) {
         </label>
         {wrong && <p className="text-bad">{t("This token is unknown, revoked or expired.")}</p>}
         <p className="text-muted">
-          {t("An admin makes one in Settings, or with")} <code className="font-mono text-xs">vitrina tokens create</code>.
+          {t("An admin creates one in Settings, or with")} <code className="font-mono text-xs">vitrina tokens create</code>.
         </p>
         <Button type="submit" look="primary" className="w-full">
           {t("Sign in")}

@@ -231,14 +231,14 @@ test("rows that a step refused are looked at, and sent again once the query is r
   await open("/dead-letters?pipeline=picky");
   const group = page.getByRole("list", { name: "Dead letters by error" }).locator("> li");
   await group.locator("summary").first().click();
-  const letters = page.getByRole("list", { name: "Letters of this error" }).locator("> li");
+  const letters = page.getByRole("list", { name: "Dead letters with this error" }).locator("> li");
   await until(async () => (await letters.count()) === 2, 60);
   await letters.first().locator("summary").click();
   expect(await letters.first().textContent()).toContain('"code": "no number"');
-  await letters.first().getByRole("button", { name: "Send again" }).click();
+  await letters.first().getByRole("button", { name: "Replay now" }).click();
   await see(page, "0 taken, 1 refused again, 0 gone from the source; 2 remain.", 60);
   await platform.api("PATCH", "/pipelines/picky", { tasks: PICKY.tasks.map((task) => ({ ...task, body: task.body.replace("g < 3", "g < 2") })) });
-  await page.getByRole("button", { name: "Send all again" }).click();
+  await page.getByRole("button", { name: "Replay all" }).click();
   await see(page, "1 taken, 1 refused again, 0 gone from the source; 1 remain.", 60);
   await until(async () => (await letters.count()) === 1, 60);
 });
@@ -260,7 +260,7 @@ test("whoever saves second sees what the first one changed", async () => {
   await page.getByRole("button", { name: "Save" }).click();
   const dialog = page.getByRole("dialog");
   await dialog.getByText("theirs", { exact: true }).waitFor();
-  await dialog.getByRole("button", { name: "Save mine on top" }).click();
+  await dialog.getByRole("button", { name: "Save mine over it" }).click();
   await page.getByRole("heading", { name: "ratings_copy" }).waitFor();
   await until(async () => (await platform.api<{ description: string }>("GET", "/pipelines/ratings_copy")).description === "mine", 60);
 });
@@ -342,7 +342,7 @@ test("a connection is added, tried by a runner, and forgotten, without a restart
   await dialog.getByLabel("URL, with login and password").fill("postgresql://reader:canary-3a9e@127.0.0.1:1/shop");
   await expectAccessible("entering a connection");
   await dialog.getByRole("button", { name: "Add" }).click();
-  await line("shop").getByText("kept in the metastore").waitFor();
+  await line("shop").getByText("stored in the metastore").waitFor();
   await line("shop").getByRole("button", { name: "Test" }).click();
   await line("shop").getByText("It cannot be used:").waitFor();
   await line("shop").getByText(/start that server, open its port/).waitFor();

@@ -212,7 +212,7 @@ test("a plan says what the next load would change, and the target what it holds"
   expect(await rows.locator("ins").first().textContent()).toMatch(/!$/);
   await page.getByRole("heading", { name: "Plans" }).waitFor();
   await open("/pipelines/genres_planned?tab=data");
-  await page.getByRole("button", { name: "Look now" }).click();
+  await page.getByRole("button", { name: "Profile now" }).click();
   const columns = page.getByRole("region", { name: "Columns" });
   await columns.getByText("uuid").waitFor();
   expect(await columns.getByRole("row").count()).toBe(3);
@@ -312,7 +312,7 @@ test("a view is saved under a name, found again, and forgotten", async () => {
 test("chosen pipelines are labelled, disabled and enabled together, and what is refused is told", async () => {
   await open("/pipelines");
   for (const name of ["broken", "hourly"]) await page.getByLabel(`Choose ${name}`).check();
-  const bar = page.getByRole("toolbar", { name: "Chosen pipelines" });
+  const bar = page.getByRole("toolbar", { name: "Selected pipelines" });
   await bar.getByText("2 pipelines chosen").waitFor();
   const ask = async (action: string): Promise<void> => {
     await bar.getByRole("button", { name: action }).click();
@@ -326,13 +326,13 @@ test("chosen pipelines are labelled, disabled and enabled together, and what is 
   await page.getByRole("row").getByRole("link", { name: "team=films" }).first().click();
   await page.waitForURL(/label=team/);
   await until(async () => (await page.getByRole("row").count()) === 3, 60);
-  await page.getByLabel("Choose all that are shown").check();
+  await page.getByLabel("Select all shown").check();
   await ask("Disable");
   await dialog.getByText("broken, hourly").waitFor();
   await dialog.getByRole("button", { name: "Disable" }).click();
   await until(async () => !(await platform.api<Pipeline>("GET", "/pipelines/broken")).enabled, 60);
   await bar.waitFor({ state: "detached" });
-  await page.getByLabel("Choose all that are shown").check();
+  await page.getByLabel("Select all shown").check();
   await ask("Run");
   await dialog.getByRole("button", { name: "Run" }).click();
   await page.getByRole("dialog", { name: "2 were refused" }).getByText(/broken is disabled/).waitFor();

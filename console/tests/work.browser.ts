@@ -106,7 +106,7 @@ test("a query is put into its standard form, and earlier previews are kept with 
   await page.getByRole("button", { name: "Preview 20 rows" }).click();
   const earlier = page.getByRole("region", { name: "Earlier previews" });
   await earlier.getByRole("listitem").nth(1).waitFor();
-  await earlier.getByRole("listitem").nth(1).getByRole("button", { name: "Take this query" }).click();
+  await earlier.getByRole("listitem").nth(1).getByRole("button", { name: "Use this query" }).click();
   expect(await query()).toContain("AND id IS NOT NULL");
 });
 
@@ -137,7 +137,7 @@ test("runs are found by status, pipeline, trigger, time and label, and the addre
   await page.reload();
   await until(async () => (await rows.count()) === 1, 60);
   await filters.getByLabel("Status").selectOption("FAILED");
-  await see(page, "Nothing fits these filters");
+  await see(page, "Nothing matches these filters");
   await filters.getByLabel("Status").selectOption("SUCCESS");
   await filters.getByLabel("Trigger").selectOption("manual");
   await filters.getByLabel("Time").selectOption("1h");
@@ -155,7 +155,7 @@ test("rolling back shows what would change and whether it can run, and asks", as
   await open("/pipelines/stars?tab=versions");
   await page.getByRole("button", { name: "Roll back to version 1" }).click();
   const dialog = page.getByRole("dialog");
-  await dialog.getByText("It can run: a runner has tried it.").waitFor();
+  await dialog.getByText("It can run: a runner has checked it.").waitFor();
   await dialog.locator("ins, pre").first().waitFor();
   expect(await dialog.textContent()).toContain("source_query");
   await dialog.getByRole("button", { name: "Cancel" }).click();
@@ -168,9 +168,9 @@ test("an older version that cannot run any more says so before it is put back", 
   await page.reload();
   await page.getByRole("button", { name: "Roll back to version 3" }).click();
   const dialog = page.getByRole("dialog");
-  await dialog.getByText("It cannot run as things are:").waitFor();
+  await dialog.getByText("It cannot run at present:").waitFor();
   expect(await dialog.textContent()).toContain("gone");
-  await dialog.getByRole("button", { name: "Roll back all the same" }).click();
+  await dialog.getByRole("button", { name: "Roll back anyway" }).click();
   await see(page, /Version 3 is in force again/);
 });
 
@@ -226,7 +226,7 @@ test("hundreds of letters with one cause are one line", async () => {
   expect(await groups.count()).toBe(1);
   expect(await groups.first().textContent()).toContain("298");
   await groups.first().locator("summary").first().click();
-  const letters = page.getByRole("list", { name: "Letters of this error" }).locator("> li");
+  const letters = page.getByRole("list", { name: "Dead letters with this error" }).locator("> li");
   await letters.first().waitFor();
   expect(await letters.count()).toBe(50);
   await letters.first().locator("summary").click();

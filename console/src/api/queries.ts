@@ -254,7 +254,7 @@ export function useTables(connection: string) {
       const asked = await get<RunnerRequest>(`/connections/${encodeURIComponent(connection)}/tables`, signal);
       const { result, error } = await awaitRequest(asked, 30);
       if (error?.message) throw new RunnerRefused(error.message);
-      if (!result) throw new Error(t("No runner took it up. Is one running?"));
+      if (!result) throw new Error(t("No runner has taken it. Is one running?"));
       return result["tables"] as Table[];
     },
     staleTime: 60_000,

@@ -67,7 +67,7 @@ function Line(props: { one: Connection; mayChange: boolean; onReplace: () => voi
     }
   };
   const remove = (): void => {
-    if (confirm(t("Forget {name}? Its URL cannot be shown again.", { name: one.name }))) {
+    if (confirm(t("Delete {name}? Its URL cannot be shown again.", { name: one.name }))) {
       request("DELETE", `/connections/${encodeURIComponent(one.name)}`).catch(toastError).finally(props.onChange);
     }
   };
@@ -77,14 +77,14 @@ function Line(props: { one: Connection; mayChange: boolean; onReplace: () => voi
         <div className="min-w-0 flex-1 basis-64">
           <h2 className="flex flex-wrap items-center gap-2 font-medium">
             <span className="font-mono">{one.name}</span>
-            <Tag>{kept ? t("kept in the metastore") : t("set in the environment")}</Tag>
+            <Tag>{kept ? t("stored in the metastore") : t("set in the environment")}</Tag>
           </h2>
           <p className="mt-0.5 text-muted">
             <Users pipelines={one.pipelines} />
             {kept && (
               <>
                 {" · "}
-                {t("entered by {who}", { who: one.updated_by ?? "" })} <Ago at={one.updated_at} />
+                {t("set by {who}", { who: one.updated_by ?? "" })} <Ago at={one.updated_at} />
               </>
             )}
           </p>
@@ -100,7 +100,7 @@ function Line(props: { one: Connection; mayChange: boolean; onReplace: () => voi
         )}
       </div>
       <div role="status" aria-label={t("Test of {name}", { name: one.name })}>
-        {busy && <p className="mt-2 text-muted">{t("A runner is trying it…")}</p>}
+        {busy && <p className="mt-2 text-muted">{t("A runner is testing it…")}</p>}
         {findings && <Findings items={findings} />}
       </div>
     </li>
@@ -129,7 +129,7 @@ async function tried(name: string): Promise<Finding[]> {
   const asked = await post<RunnerRequest>(`/connections/${encodeURIComponent(name)}/test`);
   const { result, error } = await awaitRequest(asked, 60);
   if (result) return result["findings"] as Finding[];
-  const finding = error?.message ?? t("No runner has tried it yet. Is one alive?");
+  const finding = error?.message ?? t("No runner has tested it yet. Is one alive?");
   return [{ status: "PROBLEM", finding, next_step: "" }];
 }
 
@@ -183,7 +183,7 @@ function Enter({ replaced, onClose, onDone }: { replaced: string | null; onClose
     try {
       if (replaced) await request("PUT", `/connections/${encodeURIComponent(replaced)}`, { body: { url } });
       else await post("/connections", { name, url });
-      toast(t("{name} is kept. Try it with Test.", { name: replaced ?? name }));
+      toast(t("{name} is stored. Check it with Test.", { name: replaced ?? name }));
       onDone();
     } catch (error) {
       setWrong(error instanceof Error ? error.message : String(error));
@@ -218,7 +218,7 @@ function Enter({ replaced, onClose, onDone }: { replaced: string | null; onClose
         <p id="url-help" className="text-xs text-muted">
           <code className="font-mono break-all">postgresql://LOGIN:PASSWORD@HOST:5432/DATABASE</code>
           <br />
-          {t("It is sealed at once; only runners can open it, and nobody is shown it again.")}
+          {t("It is sealed at once; only runners can open it, and it is never shown again.")}
         </p>
         {wrong && (
           <p role="alert" className="break-words text-bad">

@@ -88,7 +88,7 @@ export function CopyTable({ onClose, onTake }: { onClose: () => void; onTake: (m
         <label className="space-y-1">
           <span className="text-muted">{t("Table")}</span>
           <select className={cx(inputLook, "font-mono")} value={table} onChange={change(setTable)}>
-            <option value="">{tables.data ? t("Choose one of {n}", { n: names.length }) : t("A runner is looking…")}</option>
+            <option value="">{tables.data ? t("Choose one of {n}", { n: names.length }) : t("A runner is working on it…")}</option>
             {names.map((name) => (
               <option key={name}>{name}</option>
             ))}

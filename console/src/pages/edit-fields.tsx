@@ -90,9 +90,9 @@ export function Fields({ draft, change, problems, isNew, columns, onLeave }: Fie
       )}
       {input("schedule_interval", t("Schedule"), { mono: true, placeholder: "15m, 0 3 * * * Europe/Moscow", hint: scheduleInWords(draft.schedule_interval || null) })}
       <ScheduleBuilder value={draft.schedule_interval} onChange={(schedule_interval) => change({ schedule_interval })} />
-      {input("run_after", t("Runs after"), { mono: true, placeholder: `film_dim_full, ratings ${IF_CHANGED}`, hint: t("Pipelines, separated by commas: when all have succeeded anew, this one runs") })}
+      {input("run_after", t("Runs after"), { mono: true, placeholder: `film_dim_full, ratings ${IF_CHANGED}`, hint: t("Pipelines, separated by commas: when all of them have succeeded again, this one runs") })}
       {input("batch_size", t("Batch size"), { mono: true })}
-      {input("labels", t("Labels"), { mono: true, placeholder: "team=core, tier=1", hint: t("For people: to sort and choose pipelines by; separated by commas") })}
+      {input("labels", t("Labels"), { mono: true, placeholder: "team=core, tier=1", hint: t("To sort and select pipelines; separated by commas") })}
       <div className="flex items-center justify-between">
         <span className="text-muted">{t("Enabled")}</span>
         <Switch checked={draft.enabled} label={t("Enabled")} onChange={(enabled) => change({ enabled })} />

@@ -156,7 +156,7 @@ const firstLine = (text: string | undefined): string => text?.trim().split("\n")
 
 /** Every step may say what becomes of the rows that it fails on. */
 const ERROR_RULE: Record<string, Schema> = {
-  on_error: { type: "string", enum: ["fail", "dead_letter"], default: "fail", description: "What becomes of rows that the step fails on." },
+  on_error: { type: "string", enum: ["fail", "dead_letter"], default: "fail", description: "What happens to rows on which the step fails." },
   max_dead_letters: { type: "integer", minimum: 1, description: "Dead letters before the run stops." },
 };
 

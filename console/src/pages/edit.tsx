@@ -219,7 +219,7 @@ function VerdictLine({ problems, missing, touched, verdict }: VerdictProps) {
     return <Said tone="text-muted" icon="edit" words={t("Still to fill in: {fields}", { fields })} />;
   }
   if (verdict.tried) return <Said tone="text-ok" icon="check" words={t("Valid")} />;
-  return <Said tone="text-muted" icon="runs" words={verdict.waiting ? t("A runner is trying it…") : t("The form is right; not tried against the source")} />;
+  return <Said tone="text-muted" icon="runs" words={verdict.waiting ? t("A runner is testing it…") : t("The definition is valid; not checked against the source")} />;
 }
 
 function Said({ tone, icon, words }: { tone: string; icon: IconName; words: string }) {
@@ -301,18 +301,18 @@ function Conflict(props: { mine: Pipeline | null; theirs: Pipeline | null; onClo
       open
       wide
       onClose={props.onClose}
-      title={t("Somebody saved version {n} meanwhile", { n: theirs.version })}
+      title={t("Version {n} was saved in the meantime", { n: theirs.version })}
       footer={
         <>
-          <Button onClick={props.onClose}>{t("Go on editing")}</Button>
-          <Button onClick={() => props.onTakeTheirs(theirs)}>{t("Take theirs, drop mine")}</Button>
+          <Button onClick={props.onClose}>{t("Continue editing")}</Button>
+          <Button onClick={() => props.onTakeTheirs(theirs)}>{t("Use the saved version, discard mine")}</Button>
           <Button look="primary" onClick={() => props.onKeepMine(theirs)}>
-            {t("Save mine on top")}
+            {t("Save mine over it")}
           </Button>
         </>
       }
     >
-      <p className="mb-3 text-muted">{t("This is what they changed:")}</p>
+      <p className="mb-3 text-muted">{t("Changes in the saved version:")}</p>
       <Changes changes={compare(savedDefinition(mine), savedDefinition(theirs))} />
     </Dialog>
   );

@@ -15,7 +15,7 @@ export function GraphPage() {
   const layout = useMemo(() => (graph.data ? layOut(graph.data) : undefined), [graph.data]);
   return (
     <>
-      <PageHead title={t("Graph")} note={t("From sources to targets, by what queries really read; dashed: who runs after whom.")} />
+      <PageHead title={t("Graph")} note={t("From sources to targets, as queries read them. Dashed: which pipeline runs after which.")} />
       {graph.error && !graph.data ? (
         <Failure error={graph.error} onRetry={() => void graph.refetch()} />
       ) : !graph.data || !layout ? (

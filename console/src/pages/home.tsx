@@ -91,13 +91,13 @@ function Headline({ home }: { home: Home }) {
 
 const KINDS: Record<AttentionKind, { words: string; icon: IconName; ink: string }> = {
   failed: { words: "Failed", icon: "warn", ink: "text-bad" },
-  stale: { words: "Data are older than allowed", icon: "clock", ink: "text-bad" },
+  stale: { words: "Data is older than allowed", icon: "clock", ink: "text-bad" },
   overdue: { words: "Did not start on schedule", icon: "clock", ink: "text-warn" },
   differs: { words: "Differs from its source", icon: "scale", ink: "text-warn" },
   dead_letters: { words: "Dead letters", icon: "letters", ink: "text-bad" },
-  blocked: { words: "The platform leaves it alone", icon: "stop", ink: "text-warn" },
+  blocked: { words: "The platform cannot handle it", icon: "stop", ink: "text-warn" },
   held: { words: "Its checkpoint is held back", icon: "pause", ink: "text-warn" },
-  queued: { words: "Waits long for a runner", icon: "clock", ink: "text-warn" },
+  queued: { words: "Has waited long for a runner", icon: "clock", ink: "text-warn" },
 };
 
 function NeedsAttention({ home }: { home: Home }) {
@@ -111,7 +111,7 @@ function NeedsAttention({ home }: { home: Home }) {
             <Icon name="warn" size={14} />
           </span>
           <span>
-            {t("No runner is alive: nothing runs.")}{" "}
+            {t("No runner is alive, so nothing runs.")}{" "}
             <Link to="/runners" className="text-accent underline">
               {t("Runners")}
             </Link>
@@ -120,7 +120,7 @@ function NeedsAttention({ home }: { home: Home }) {
       )}
       {home.attention.length === 0 ? (
         <p className="flex items-center gap-2 p-4 text-ok">
-          <Icon name="check" /> {t("Nothing: every pipeline is as it should be.")}
+          <Icon name="check" /> {t("Nothing: all pipelines are fine.")}
         </p>
       ) : (
         <ul aria-label={t("Needs attention")} className="max-h-[28rem] overflow-auto" tabIndex={0}>
@@ -180,7 +180,7 @@ function Place({ one }: { one: Attention }) {
 
 function inWords(one: Attention): ReactNode {
   if (one.kind === "stale" && one.seconds !== null && one.limit_seconds !== null) {
-    return t("Data are {age} old, allowed are {limit}", { age: duration(one.seconds), limit: duration(one.limit_seconds) });
+    return t("Data is {age} old; {limit} is allowed", { age: duration(one.seconds), limit: duration(one.limit_seconds) });
   }
   if (one.kind === "differs" && one.count !== null) return t("{n} {n|row differs|rows differ}", { n: one.count });
   if (one.kind === "dead_letters" && one.count !== null) return t("{n} dead {n|letter|letters}", { n: one.count });

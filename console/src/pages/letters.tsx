@@ -13,7 +13,7 @@ export function LettersPage() {
   const names = useOverview().data?.filter((line) => line.dead_letters > 0 || line.name === pipeline) ?? [];
   return (
     <>
-      <PageHead title={t("Dead letters")} note={t("Documents that a target refused, rows that a step failed on")}>
+      <PageHead title={t("Dead letters")} note={t("Rows that a target, a step or a check rejected")}>
         <label className="flex items-center gap-2 text-muted">
           <input type="checkbox" className="accent-accent-solid" checked={resolved} onChange={(event) => setResolved(event.target.checked)} />
           {t("Resolved ones")}

@@ -20,7 +20,7 @@ export function NotificationsPanel() {
     try {
       const done = await awaitRequest(await post<RunnerRequest>("/notifications/test"));
       if (done.result) setTested(done.result["receivers"] as Receiver[]);
-      else throw new Error(done.error?.message ?? t("No runner took it up. Is one running?"));
+      else throw new Error(done.error?.message ?? t("No runner has taken it. Is one running?"));
     } catch (error) {
       toastError(error);
     } finally {
@@ -45,7 +45,7 @@ export function NotificationsPanel() {
         <Loading lines={3} />
       ) : (
         <div className="space-y-4">
-          <p className="text-muted">{t("People are told when a pipeline fails, works again, or differs from its source. The operator sets the receivers for every runner; a pipeline asks for less with options.notify.")}</p>
+          <p className="text-muted">{t("Notifications are sent when a pipeline fails, recovers, or differs from its source. The operator sets the receivers for every runner; options.notify limits them for a pipeline.")}</p>
           <Receivers receivers={receivers} tested={tested !== null} />
           <Latest latest={told.data.latest} />
         </div>
@@ -75,10 +75,10 @@ function Receivers({ receivers, tested }: { receivers: Receiver[] | null; tested
 }
 
 function Latest({ latest }: { latest: Notifications["latest"] }) {
-  if (latest.length === 0) return <p className="text-muted">{t("Nothing was told yet.")}</p>;
+  if (latest.length === 0) return <p className="text-muted">{t("No notifications yet.")}</p>;
   return (
     <section>
-      <h3 className="mb-1.5 text-xs font-medium text-muted">{t("Told lately")}</h3>
+      <h3 className="mb-1.5 text-xs font-medium text-muted">{t("Recent notifications")}</h3>
       <ul className="divide-y">
         {latest.slice(0, 8).map((one) => (
           <li key={one.id} className="flex flex-wrap items-baseline gap-x-3 gap-y-0.5 py-1.5">

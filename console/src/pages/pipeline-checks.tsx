@@ -42,7 +42,7 @@ function Validation({ name }: { name: string }) {
         <p className="text-muted">{t("Plans the query on the real source and compares it with the target; nothing is written.")}</p>
       ) : (
         <ul className="space-y-2" aria-live="polite">
-          {report.valid && <Verdict good text={t("Nothing stands against running it.")} />}
+          {report.valid && <Verdict good text={t("Nothing prevents it from running.")} />}
           {report.errors.map((error) => (
             <Verdict key={error.path + error.message} text={`${error.path ? `${error.path}: ` : ""}${error.message}`} />
           ))}
@@ -78,7 +78,7 @@ type Level = ReconcileReport["level"];
 const LEVELS: Record<Level, string> = {
   full: "Every row and column",
   sample: "A sample of keys",
-  quick: "Counts and ends only",
+  quick: "Counts, minimum and maximum only",
 };
 
 function Reconcile({ pipeline }: { pipeline: Pipeline }) {
@@ -115,7 +115,7 @@ function Reconcile({ pipeline }: { pipeline: Pipeline }) {
       }
     >
       <div className="space-y-4" aria-live="polite">
-        {!found && <p className="text-muted">{t("Compares source and target row by row and says what differs.")}</p>}
+        {!found && <p className="text-muted">{t("Compares source and target row by row and shows what differs.")}</p>}
         {working && <p className="text-muted">{t("A runner is comparing…")}</p>}
         {found?.error && <ul><Verdict text={found.error.message ?? t("It failed.")} /></ul>}
         {found && report && <Report pipeline={pipeline} asked={found} report={report} onRepair={mayOperate ? () => ask(true) : null} />}
@@ -207,7 +207,7 @@ function Repair({ pipeline, plan, onRepair }: { pipeline: Pipeline; plan: { upse
   const rests = pipeline.status === "IDLE" || pipeline.status === "PAUSED" || (pipeline.mode === "live" && pipeline.status === "RUNNING");
   return (
     <>
-      <Button look="primary" disabled={!rests} title={rests ? undefined : t("Nothing is repaired beside a run: pause it, or wait.")} onClick={() => setAsking(true)}>
+      <Button look="primary" disabled={!rests} title={rests ? undefined : t("Rows cannot be repaired during a run: pause it, or wait.")} onClick={() => setAsking(true)}>
         {t("Repair…")}
       </Button>
       <Dialog
@@ -230,7 +230,7 @@ function Repair({ pipeline, plan, onRepair }: { pipeline: Pipeline; plan: { upse
         }
       >
         <p>{t("{upserts} {upserts|row is|rows are} written as the source has {upserts|it|them}, {deletes} that it does not have {deletes|is|are} deleted.", { upserts: plan.upserts, deletes: plan.deletes })}</p>
-        <p className="mt-2 text-muted">{t("Both sides are compared anew first; only what still differs is touched.")}</p>
+        <p className="mt-2 text-muted">{t("Both sides are compared again first; only rows that still differ are changed.")}</p>
       </Dialog>
     </>
   );

@@ -29,11 +29,11 @@ export function DataTab({ pipeline }: { pipeline: Pipeline }) {
     }
   };
   return (
-    <Panel title={t("Data")} action={mayOperate && <Button busy={busy} onClick={() => void look()}>{t("Look now")}</Button>}>
+    <Panel title={t("Data")} action={mayOperate && <Button busy={busy} onClick={() => void look()}>{t("Profile now")}</Button>}>
       <div className="space-y-4" aria-live="polite">
-        {busy && <p className="text-muted">{t("A runner is looking…")}</p>}
+        {busy && <p className="text-muted">{t("A runner is working on it…")}</p>}
         {found?.error && <p className="text-bad">{found.error.message ?? t("It failed.")}</p>}
-        {!found && !busy && <p className="text-muted">{t("Tells how many rows the target has, how large it is, and what its columns hold.")}</p>}
+        {!found && !busy && <p className="text-muted">{t("Shows the number of rows, the size and the contents of the target's columns.")}</p>}
         {profile && found && <Profile profile={profile} at={found.finished_at} />}
       </div>
     </Panel>
@@ -48,7 +48,7 @@ function Profile({ profile, at }: { profile: TargetProfile; at: string | null })
           { name: t("Rows in the target"), value: count(profile.rows) },
           { name: t("Size"), value: profile.size_bytes === null ? "—" : bytes(profile.size_bytes) },
           { name: t("Columns"), value: count(profile.columns.length) },
-          { name: t("Looked at"), value: <Ago at={at} />, note: profile.profiled_rows < profile.rows ? t("a sample of {rows} rows", { rows: count(profile.profiled_rows) }) : undefined },
+          { name: t("Profiled"), value: <Ago at={at} />, note: profile.profiled_rows < profile.rows ? t("a sample of {rows} rows", { rows: count(profile.profiled_rows) }) : undefined },
         ]}
       />
       <div className="overflow-auto rounded-lg border" tabIndex={0} role="region" aria-label={t("Columns")}>

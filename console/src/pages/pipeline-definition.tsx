@@ -89,7 +89,7 @@ function VersionCard({ version, before, isNewest, onRollBack }: { version: Versi
       title={
         <span className="flex flex-wrap items-center gap-2">
           <span className="num">v{version.version}</span>
-          {isNewest && <Tag tone="ok">{t("in force")}</Tag>}
+          {isNewest && <Tag tone="ok">{t("current")}</Tag>}
           <span className="font-normal text-muted">
             {version.changed_by} · <Ago at={version.changed_at} /> {version.change_summary && `· ${version.change_summary}`}
           </span>

@@ -43,7 +43,7 @@ export function Overview({ pipeline, status }: { pipeline: Pipeline; status: Pip
       <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
         <Timeline name={pipeline.name} runs={runs} isPending={found.isPending} />
         <div className="space-y-4">
-          <PlanPanel plan={status.last_load?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} none={t("The first run chooses a plan and says why.")} />
+          <PlanPanel plan={status.last_load?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} none={t("The first run chooses a plan and shows the reasons.")} />
           <Panel title={<Term name="checkpoint">{t("Checkpoint")}</Term>}>
             {checkpoint ? (
               <Facts

@@ -55,7 +55,7 @@ function Latest({ pipeline, shown, onMade }: { pipeline: Pipeline; shown: string
     <Panel title={t("Plan")} action={mayOperate && <Button busy={busy} onClick={() => void make()}>{t("Plan now")}</Button>}>
       <div className="space-y-4" aria-live="polite">
         {busy && <p className="text-muted">{t("A runner is planning…")}</p>}
-        {plan.data ? <Planned plan={plan.data.result} /> : !busy && <p className="text-muted">{t("Tells what the next full load would change in the target; nothing is written there.")}</p>}
+        {plan.data ? <Planned plan={plan.data.result} /> : !busy && <p className="text-muted">{t("Shows what the next full load would change in the target; nothing is written there.")}</p>}
       </div>
     </Panel>
   );
@@ -81,7 +81,7 @@ function Planned({ plan }: { plan: DataPlan }) {
       <Facts
         items={[
           ...given(t("Columns added"), columns.added.map((one) => `${one.name} ${one.type}`).join(", ")),
-          ...given(t("Columns no longer given"), columns.removed.map((one) => one.name).join(", ")),
+          ...given(t("Columns no longer returned"), columns.removed.map((one) => one.name).join(", ")),
           ...given(t("Columns of another type"), columns.retyped.map((one) => `${one.name} ${one.before} → ${one.after}`).join(", ")),
           ...given(t("Changed by column"), Object.entries(rows?.changed_columns ?? {}).map(([name, number]) => `${name}: ${count(number)}`).join(", ")),
           ...given(t("Rows that stay"), rows?.stay ? count(rows.stay) : null),

@@ -170,7 +170,7 @@ function Ask({ pipeline, what, onClose }: { pipeline: Pipeline; what: "reset" | 
     });
   };
   const words = {
-    delete: { title: t("Delete {name}?", { name: pipeline.name }), text: t("Its history and checkpoint go with it. The table {table} stays.", { table: pipeline.target_table }), button: t("Delete") },
+    delete: { title: t("Delete {name}?", { name: pipeline.name }), text: t("Its history and checkpoint are deleted too. The table {table} stays.", { table: pipeline.target_table }), button: t("Delete") },
     reset: { title: t("Reset the checkpoint?"), text: t("The next run starts over, or at the value you give."), button: t("Reset") },
   };
   const shown = words[what ?? "reset"];
@@ -243,7 +243,7 @@ function Hold({ hold }: { hold: Record<string, unknown> }) {
         <Icon name="warn" />
       </span>
       <div>
-        <p className="font-medium">{t("Somebody's open transaction holds the checkpoint back")}</p>
+        <p className="font-medium">{t("An open transaction holds the checkpoint back")}</p>
         <p className="mt-1 font-mono text-xs">
           {Object.entries(hold)
             .map(([name, value]) => `${name}: ${String(value)}`)

@@ -44,9 +44,9 @@ export function Bulk({ chosen, onClear }: { chosen: PipelineOverview[]; onClear:
     if (wrong.length === 0) onClear();
   };
   return (
-    <div role="toolbar" aria-label={t("Chosen pipelines")} className="flex flex-wrap items-center gap-2 border-t bg-accent-soft px-4 py-2 sm:px-6">
+    <div role="toolbar" aria-label={t("Selected pipelines")} className="flex flex-wrap items-center gap-2 border-t bg-accent-soft px-4 py-2 sm:px-6">
       <span role="status" className="mr-2 font-medium">
-        {busy ? t("{n} of {all} done.", { n: done, all: chosen.length }) : t("{n} {n|pipeline|pipelines} chosen", { n: chosen.length })}
+        {busy ? t("{n} of {all} done.", { n: done, all: chosen.length }) : t("{n} {n|pipeline|pipelines} selected", { n: chosen.length })}
       </span>
       {(Object.keys(ACTIONS) as Action[]).map((action) => (
         <Button key={action} icon={ACTIONS[action].icon} busy={busy} onClick={() => setAsked(action)}>
@@ -54,7 +54,7 @@ export function Bulk({ chosen, onClear }: { chosen: PipelineOverview[]; onClear:
         </Button>
       ))}
       <Button look="quiet" icon="close" onClick={onClear}>
-        {t("Choose none")}
+        {t("Clear selection")}
       </Button>
       <Dialog
         open={asked !== null}
@@ -94,7 +94,7 @@ function LabelFields({ label, onChange }: { label: { key: string; value: string 
         <input className={inputLook} value={label.key} placeholder="team" onChange={(event) => onChange({ ...label, key: event.target.value })} />
       </label>
       <label className="space-y-1">
-        <span className="text-muted">{t("Value (empty: take the label off)")}</span>
+        <span className="text-muted">{t("Value (empty: remove the label)")}</span>
         <input className={inputLook} value={label.value} onChange={(event) => onChange({ ...label, value: event.target.value })} />
       </label>
     </div>

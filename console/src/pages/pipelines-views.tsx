@@ -137,7 +137,7 @@ function Views({ search, onChoose }: { search: PipelinesSearch; onChoose: (searc
         </div>
       )}
       {current ? (
-        <Button look="quiet" icon="trash" aria-label={t("Forget the view {name}", { name: current.name })} title={t("Forget the view {name}", { name: current.name })} onClick={() => keep(views.filter((view) => view !== current))} />
+        <Button look="quiet" icon="trash" aria-label={t("Delete the view {name}", { name: current.name })} title={t("Delete the view {name}", { name: current.name })} onClick={() => keep(views.filter((view) => view !== current))} />
       ) : (
         !isPlain(search) && (
           <Button look="quiet" icon="star" onClick={() => setNaming(true)}>

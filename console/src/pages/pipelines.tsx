@@ -51,7 +51,7 @@ export function PipelinesPage() {
       ) : lines.length === 0 ? (
         <NoPipelines />
       ) : shown.length === 0 ? (
-        <Empty icon="filter" title={t("Nothing fits these filters")}>
+        <Empty icon="filter" title={t("Nothing matches these filters")}>
           <Link to="/pipelines" search={{}} className="text-accent underline">
             {t("Show all")}
           </Link>
@@ -114,7 +114,7 @@ function List({ lines, picked, onPick }: { lines: PipelineOverview[]; picked: Pi
               <input
                 type="checkbox"
                 className="accent-accent-solid block"
-                aria-label={t("Choose all that are shown")}
+                aria-label={t("Select all shown")}
                 checked={all}
                 onChange={() => onPick(all ? NOBODY : new Set(lines.map((line) => line.id)))}
               />
@@ -215,7 +215,7 @@ const Line = memo(function Line({ line, index, top, height, open, act, isPicked,
       )}
     >
       <span role="cell" className="row-span-2 self-start pt-2.5 lg:row-span-1 lg:self-center lg:pt-0" onClick={(event) => event.stopPropagation()}>
-        {act && <input type="checkbox" className="accent-accent-solid block" aria-label={t("Choose {name}", { name: line.name })} checked={isPicked} onChange={() => pick(line.id)} />}
+        {act && <input type="checkbox" className="accent-accent-solid block" aria-label={t("Select {name}", { name: line.name })} checked={isPicked} onChange={() => pick(line.id)} />}
       </span>
       <span role="cell" className="order-2 lg:order-none">
         <StatusChip status={line.status} />

@@ -19,7 +19,7 @@ export function RollBack({ pipeline, version, inForce, onClose }: { pipeline: Pi
   const rollBack = (): void => {
     setBusy(true);
     request("POST", `/pipelines/${encodeURIComponent(pipeline.name)}/versions/${version.version}/rollback`, { ifMatch: pipeline.version })
-      .then(() => toast(t("Version {n} is in force again.", { n: version.version })), toastError)
+      .then(() => toast(t("Version {n} is current again.", { n: version.version })), toastError)
       .finally(() => {
         refresh(pipeline.name, pipeline.id);
         onClose();
@@ -36,13 +36,13 @@ export function RollBack({ pipeline, version, inForce, onClose }: { pipeline: Pi
         <>
           <Button onClick={onClose}>{t("Cancel")}</Button>
           <Button look={isRefused ? "danger" : "primary"} busy={busy} disabled={changes.length === 0} onClick={rollBack}>
-            {isRefused ? t("Roll back all the same") : t("Roll back")}
+            {isRefused ? t("Roll back anyway") : t("Roll back")}
           </Button>
         </>
       }
     >
       <CanRun verdict={verdict.data} waiting={verdict.isPending} />
-      <h3 className="mt-4 mb-2 text-xs font-medium text-muted">{t("What changes against version {n}, which is in force", { n: inForce.version })}</h3>
+      <h3 className="mt-4 mb-2 text-xs font-medium text-muted">{t("Changes from the current version {n}", { n: inForce.version })}</h3>
       <Changes changes={changes} />
     </Dialog>
   );
@@ -72,13 +72,13 @@ function useVerdict(pipeline: Pipeline, version: Version) {
 }
 
 function CanRun({ verdict, waiting }: { verdict: Found | undefined; waiting: boolean }) {
-  if (waiting) return <p role="status" className="text-muted">{t("A runner is trying whether it can run…")}</p>;
-  if (!verdict) return <p className="text-warn">{t("Nobody could say whether it can run.")}</p>;
+  if (waiting) return <p role="status" className="text-muted">{t("A runner is checking whether it can run…")}</p>;
+  if (!verdict) return <p className="text-warn">{t("Whether it can run is unknown.")}</p>;
   if (verdict.problems.length > 0) {
     return (
       <div role="status" className="text-bad">
         <p className="flex items-center gap-2 font-medium">
-          <Icon name="warn" size={14} /> {t("It cannot run as things are:")}
+          <Icon name="warn" size={14} /> {t("It cannot run at present:")}
         </p>
         <ul className="mt-1 list-disc space-y-1 pl-6">
           {verdict.problems.map((problem) => (
@@ -92,7 +92,7 @@ function CanRun({ verdict, waiting }: { verdict: Found | undefined; waiting: boo
   }
   return (
     <p role="status" className={verdict.isTried ? "flex items-center gap-2 text-ok" : "flex items-center gap-2 text-warn"}>
-      <Icon name={verdict.isTried ? "check" : "warn"} size={14} /> {verdict.isTried ? t("It can run: a runner has tried it.") : t("Its form is right; no runner was there to try it.")}
+      <Icon name={verdict.isTried ? "check" : "warn"} size={14} /> {verdict.isTried ? t("It can run: a runner has checked it.") : t("The definition is valid; no runner is alive to check it against the source.")}
     </p>
   );
 }

@@ -92,7 +92,7 @@ function Story({ run }: { run: Run }) {
             />
           </Panel>
           {metrics.checks && <Checks outcomes={metrics.checks} />}
-          <PlanPanel plan={metrics.plan} none={t("This run ended before it had one.")} />
+          <PlanPanel plan={metrics.plan} none={t("This run ended before it had a plan.")} />
         </div>
       </div>
     </div>
@@ -189,7 +189,7 @@ function Levers({ run }: { run: Run }) {
         title={t("Cancel the run?")}
         footer={
           <>
-            <Button onClick={() => setAsking(false)}>{t("Let it go on")}</Button>
+            <Button onClick={() => setAsking(false)}>{t("Keep running")}</Button>
             <Button
               look="danger"
               onClick={() => {
@@ -202,7 +202,7 @@ function Levers({ run }: { run: Run }) {
           </>
         }
       >
-        <p className="text-muted">{t("It ends at once. What is committed stays; the next run starts from the checkpoint.")}</p>
+        <p className="text-muted">{t("It ends at once. Committed rows stay; the next run starts from the checkpoint.")}</p>
       </Dialog>
     </>
   );
@@ -283,7 +283,7 @@ function Log({ events }: { events: LogLine[] }) {
       }
     >
       {lines.length === 0 ? (
-        <p className="p-4 text-muted">{events.length ? t("Nothing found") : t("This run said nothing, or its log is no longer kept.")}</p>
+        <p className="p-4 text-muted">{events.length ? t("Nothing found") : t("This run logged nothing, or its log is no longer kept.")}</p>
       ) : (
         <ol tabIndex={0} aria-label={t("Log")} className="num max-h-96 overflow-auto py-2 font-mono text-xs leading-5">
           {lines.map(({ event, text }) => (

@@ -28,9 +28,9 @@ export function RunnersPage() {
                 <th scope="col">{t("State")}</th>
                 <th scope="col">{t("Host")}</th>
                 <th scope="col">{t("Load")}</th>
-                <th scope="col">{t("Works on")}</th>
+                <th scope="col">{t("Current run")}</th>
                 <th scope="col">{t("Version")}</th>
-                <th scope="col">{t("Sign of life")}</th>
+                <th scope="col">{t("Last heartbeat")}</th>
                 <th scope="col">{t("Started")}</th>
               </tr>
             </thead>
@@ -54,7 +54,7 @@ function Line({ runner }: { runner: Runner }) {
       <td>
         <span className={cx("flex items-center gap-2 font-medium", runner.alive ? "text-ok" : "text-muted")}>
           <span className={cx("size-2 rounded-full", runner.alive ? "bg-ok-fill" : "bg-idle-fill")} />
-          {runner.alive ? t("Alive") : t("Gone")}
+          {runner.alive ? t("Alive") : t("Lost")}
         </span>
       </td>
       <td>

@@ -62,7 +62,7 @@ function Nothing({ narrowed }: { narrowed: boolean }) {
     );
   }
   return (
-    <Empty icon="filter" title={t("Nothing fits these filters")}>
+    <Empty icon="filter" title={t("Nothing matches these filters")}>
       <Button onClick={() => void navigate({ search: {} })}>{t("Show all")}</Button>
     </Empty>
   );

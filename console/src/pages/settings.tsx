@@ -120,7 +120,7 @@ function Tokens() {
       ) : tokens.isPending ? (
         <Loading lines={3} />
       ) : tokens.data.items.length === 0 ? (
-        <p className="p-4 text-muted">{t("None yet. Programs and people get in with one when access is by token.")}</p>
+        <p className="p-4 text-muted">{t("None yet. People and programs use tokens to log in.")}</p>
       ) : (
         <div className="overflow-x-auto" tabIndex={0} role="region" aria-label={t("API tokens")}>
           <table className="w-full min-w-[36rem]">
@@ -154,7 +154,7 @@ function Tokens() {
         }}
       />
       <Dialog open={made !== null} onClose={() => setMade(null)} title={t("Copy the token now")} footer={<Button onClick={() => setMade(null)}>{t("Done")}</Button>}>
-        <p className="mb-3 text-muted">{t("It is shown only once: Vitrina keeps a hash of it.")}</p>
+        <p className="mb-3 text-muted">{t("It is shown only once: Vitrina stores only its hash.")}</p>
         <div className="flex gap-2">
           <input readOnly aria-label={t("API token")} className={`${inputLook} font-mono`} value={made ?? ""} />
           <Button icon="copy" aria-label={t("Copy")} onClick={() => void copy(made ?? "")} />
@@ -166,7 +166,7 @@ function Tokens() {
 
 function TokenLine({ one, onDone }: { one: Token; onDone: () => void }) {
   const revoke = (): void => {
-    if (confirm(t("Revoke {name}? Whoever uses it is locked out at once.", { name: one.name }))) {
+    if (confirm(t("Revoke {name}? Its users lose access at once.", { name: one.name }))) {
       request("DELETE", `/tokens/${encodeURIComponent(one.name)}`).catch(toastError).finally(onDone);
     }
   };

@@ -237,7 +237,7 @@ export function Failure({ error, onRetry }: { error: unknown; onRetry?: () => vo
         <Icon name="warn" />
       </span>
       <div className="min-w-0 flex-1">
-        <p className="font-medium">{found?.status === 404 ? t("It is not there") : t("This could not be loaded")}</p>
+        <p className="font-medium">{found?.status === 404 ? t("It does not exist") : t("This could not be loaded")}</p>
         <p className="mt-0.5 break-words text-muted">{error instanceof Error ? error.message : String(error)}</p>
         {found?.requestId && <p className="mt-1 font-mono text-xs text-muted">{found.requestId}</p>}
       </div>

@@ -6,14 +6,14 @@ import { cx } from "./classes";
 import { Icon } from "./icons";
 
 export function Explain({ outline, plan, waiting }: { outline: Outline | null; plan: Plan | null; waiting: boolean }) {
-  if (!outline) return <p className="p-4 text-muted sm:px-6">{waiting ? t("A runner is looking…") : t("Once the query can be run, this shows how.")}</p>;
+  if (!outline) return <p className="p-4 text-muted sm:px-6">{waiting ? t("A runner is working on it…") : t("The plan appears here once the query can be run.")}</p>;
   const whole = outline.steps.filter((step) => step.node === "Seq Scan" && step.relation && (step.rows ?? 0) > 0);
   return (
     <div className="space-y-4 p-4 sm:px-6" role="region" aria-label={t("Explain")}>
       <p className="num flex flex-wrap gap-x-6 gap-y-1">
         <span>{t("about {n} {n|row|rows}", { n: Math.round(outline.rows) })}</span>
         <span className="text-muted">{t("cost {n}", { n: compact(outline.cost) })}</span>
-        {whole.length > 0 && <span className="text-muted">{t("reads {tables} whole", { tables: [...new Set(whole.map((step) => step.relation))].join(", ") })}</span>}
+        {whole.length > 0 && <span className="text-muted">{t("reads all of {tables}", { tables: [...new Set(whole.map((step) => step.relation))].join(", ") })}</span>}
       </p>
       <ol className="num overflow-x-auto rounded-lg border bg-panel py-1 font-mono text-xs" tabIndex={0} aria-label={t("Steps of the query")}>
         {outline.steps.map((step, index) => (

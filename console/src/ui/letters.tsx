@@ -21,7 +21,7 @@ export function LetterGroups({ pipeline, resolved = false }: { pipeline?: string
   if (items.length === 0) {
     return (
       <Empty icon="letters" title={t("No dead letters")}>
-        {t("A document that its target refuses for good waits here instead of stopping the pipeline.")}
+        {t("A row that is rejected permanently is kept here and does not stop the pipeline.")}
       </Empty>
     );
   }
@@ -66,7 +66,7 @@ function Group({ group, withPipeline, resolved, onDone }: { group: DeadLetterGro
             {withPipeline && <PipelineLink name={group.pipeline} />}
             {sending && !resolved && group.letters > 1 && (
               <Button icon="undo" busy={sending.busy} onClick={() => sending.replay({ reason: group.reason })}>
-                {t("Send these {n} again", { n: count(group.letters) })}
+                {t("Replay these {n}", { n: count(group.letters) })}
               </Button>
             )}
           </div>
@@ -84,7 +84,7 @@ function LettersOf({ group, resolved, onDone }: { group: DeadLetterGroup; resolv
   if (letters.isPending) return <Loading lines={2} />;
   return (
     <>
-      <ul aria-label={t("Letters of this error")} className="overflow-hidden rounded-md border">
+      <ul aria-label={t("Dead letters with this error")} className="overflow-hidden rounded-md border">
         {items.map((letter) => (
           <li key={letter.id} className="border-b last:border-b-0">
             <Letter
@@ -112,9 +112,9 @@ function ReplayAll({ pipeline, onDone }: { pipeline: string; onDone: () => void 
   return (
     <div className="flex flex-wrap items-center gap-3">
       <Button icon="undo" busy={sending.busy} onClick={() => sending.replay()}>
-        {sending.busy ? t("A runner is sending…") : t("Send all again")}
+        {sending.busy ? t("A runner is sending…") : t("Replay all")}
       </Button>
-      <span className="text-muted">{t("Their rows are read anew; those that are taken now are resolved.")}</span>
+      <span className="text-muted">{t("Their rows are read again; those that are accepted now are resolved.")}</span>
     </div>
   );
 }
@@ -145,7 +145,7 @@ function Letter({ letter, onDone }: { letter: DeadLetter; onDone: () => void }) 
         <Json value={letter.document} />
         {sending && !letter.resolved_at && (
           <Button icon="undo" busy={sending.busy} onClick={() => sending.replay({ letters: [letter.id] })}>
-            {t("Send again")}
+            {t("Replay now")}
           </Button>
         )}
       </div>
@@ -164,7 +164,7 @@ function useReplay(pipeline: string, onDone: () => void): { replay: (which?: { l
     try {
       const done = await awaitRequest(await post<RunnerRequest>("/dead-letters/replay", { pipeline, ...which }));
       if (done.error) toast(done.error.message ?? t("It failed."), true);
-      else toast(done.finished_at ? outcome(done.result as unknown as ReplayReport) : t("A runner is still at it."));
+      else toast(done.finished_at ? outcome(done.result as unknown as ReplayReport) : t("A runner is still working on it."));
     } catch (error) {
       toastError(error);
     } finally {
@@ -185,7 +185,7 @@ interface ReplayReport {
 }
 
 function outcome(report: ReplayReport): string {
-  return t("{sent} taken, {refused} refused again, {gone} gone from the source; {remaining} remain.", {
+  return t("{sent} accepted, {refused} rejected again, {gone} no longer in the source; {remaining} remain.", {
     sent: count(report.sent),
     refused: count(report.refused + report.unclear),
     gone: count(report.gone),

@@ -33,7 +33,7 @@ export function PreviewHistory(props: { history: PreviewEntry[]; shown: Preview 
               <Ago at={entry.at} />
             </span>
             <Button look="quiet" icon="undo" onClick={() => props.onTake(entry)}>
-              {t("Take this query")}
+              {t("Use this query")}
             </Button>
           </li>
         ))}

@@ -22,7 +22,7 @@ export function PreviewPane({ definition, blocked, preview, onPreview }: Props) 
     try {
       const done = await awaitRequest(await post<RunnerRequest>("/preview", { definition, limit: PREVIEW_ROWS }), 40);
       if (done.status === "DONE") onPreview(done.result as unknown as Preview);
-      else setFailure(done.error?.message ?? t("No runner took it up. Is one running?"));
+      else setFailure(done.error?.message ?? t("No runner has taken it. Is one running?"));
     } catch (error) {
       setFailure(error instanceof Error ? error.message : String(error));
     } finally {

@@ -10,13 +10,13 @@ import { inputLook } from "./basics";
 import { cx } from "./classes";
 
 const KINDS: { kind: PartsKind; words: string }[] = [
-  { kind: "manual", words: "Only when asked" },
+  { kind: "manual", words: "Only on request" },
   { kind: "every", words: "Every …" },
   { kind: "daily", words: "Every day at …" },
   { kind: "weekdays", words: "On weekdays at …" },
   { kind: "weekly", words: "Every week on …" },
   { kind: "monthly", words: "Every month on …" },
-  { kind: "own", words: "In its own words" },
+  { kind: "own", words: "As an expression" },
 ];
 
 const UNITS: { unit: "m" | "h" | "d"; words: string }[] = [

@@ -87,7 +87,7 @@ function Field({ name, schema, definitions, value, wrong, required, onChange, on
         </label>
         <span className="flex items-center gap-1">
           {found.kind === "flag" && <input id={id} type="checkbox" className="accent-accent-solid" checked={(value ?? schema.default) === true} onChange={(event) => onChange(event.target.checked)} />}
-          {onRemove && <Button look="quiet" icon="close" className="-mr-1.5 !h-6 !w-6" aria-label={t("Take {what} off", { what: words })} onClick={onRemove} />}
+          {onRemove && <Button look="quiet" icon="close" className="-mr-1.5 !h-6 !w-6" aria-label={t("Remove {what}", { what: words })} onClick={onRemove} />}
         </span>
       </div>
       {found.kind === "object" ? (

@@ -21,7 +21,7 @@ const KEYS: { keys: string[]; words: string }[] = [
   { keys: ["/"], words: "Filter the list of pipelines" },
   { keys: ["Ctrl S"], words: "Save, in the editor" },
   { keys: ["Ctrl Space"], words: "Complete a table or column, in the editor" },
-  { keys: ["Esc"], words: "Close what is open" },
+  { keys: ["Esc"], words: "Close the open dialog" },
 ];
 
 /** Keys that somebody presses to write are no shortcuts. */

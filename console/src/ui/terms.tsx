@@ -4,15 +4,15 @@ import { createPortal } from "react-dom";
 import { t } from "../words/language";
 
 const TERMS = {
-  guarantee: { words: "What a finished run promises. Exact: every committed row is in the mart. Bounded lag: rows arrive within the lookback window. Reconciled: comparing finds and repairs what reading alone can miss." },
-  watermark: { words: "The point up to which everything in the source has been read for good; the next run begins there. Somebody's open transaction may hold it back." },
-  checkpoint: { words: "Where the next run goes on: written with the data, so that nothing is lost or read twice when a runner dies." },
-  generation: { words: "A new copy of a search index that is filled beside the old one. When it is complete, the name switches to it at once." },
-  "dead letter": { words: "A row or document that was refused for good. It waits aside, with the reason, and can be sent again once the cause is mended." },
-  cursor: { words: "The column that says what is new, such as the time of the last change." },
-  "tie-breaker": { words: "A second column that orders rows with an equal cursor, so that a page between them neither repeats nor skips any." },
-  lag: { words: "How old the mart's knowledge of its source is." },
-  route: { words: "The way that rows take: inside the database, through COPY, or through the runner as Arrow batches." },
+  guarantee: { words: "What a finished run guarantees. Exact: every committed row is in the mart. Bounded lag: rows arrive within the lookback window. Reconciled: a comparison finds and repairs what reading alone can miss." },
+  watermark: { words: "The position up to which everything in the source has been read; the next run starts there. An open transaction in the source may hold it back." },
+  checkpoint: { words: "Where the next run continues. It is written together with the data, so that nothing is lost or read twice when a runner dies." },
+  generation: { words: "A new copy of a search index that is filled beside the old one. When it is complete, the name switches to it." },
+  "dead letter": { words: "A row or document that was rejected permanently. It is kept with the reason, and can be replayed once the cause is fixed." },
+  cursor: { words: "The column that shows which rows are new, such as the time of the last change." },
+  "tie-breaker": { words: "A second column that orders rows with equal cursor values, so that a page boundary between them neither repeats nor skips any." },
+  lag: { words: "How far the mart is behind its source." },
+  route: { words: "How rows are moved: inside the database, through COPY, or through the runner as Arrow batches." },
 } as const;
 
 export type TermName = keyof typeof TERMS;

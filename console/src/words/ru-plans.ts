@@ -1,15 +1,15 @@
 /** How a pipeline is run and why, by the codes of `src/vitrina/sentences/plans.py`. */
 const sentences: Record<string, string> = {
   "plan.arrow": "arrow: {because}",
-  "plan.arrow_checks": "arrow: изменённые строки сначала собираются в стороне, чтобы проверки их увидели",
+  "plan.arrow_checks": "arrow: изменённые строки сначала попадают в промежуточную таблицу, чтобы их увидели проверки",
   "plan.checks_stop":
     "проверки {names} — обо всех строках: при проходах и изменениях они смотрят на приёмник потом, когда строки уже видны; не прошедшая тогда останавливает пайплайн",
   "plan.checks_warn": "проверки {names} — обо всех строках: при проходах и изменениях они смотрят на приёмник потом и только предупреждают",
-  "plan.arrow_asked": "arrow: так просит options.route",
+  "plan.arrow_asked": "arrow: задано в options.route",
   "plan.arrow_steps": "arrow: строки проходят через шаги Python",
   "plan.checkpoint_elsewhere": "чекпоинт относится к {target} в другой базе данных",
   "plan.chunks": "около {rows} строк: порциями по {chunk}, чекпоинт после каждой, один снимок",
-  "plan.copy_asked": "copy: так просит options.route",
+  "plan.copy_asked": "copy: задано в options.route",
   "plan.copy_between": "copy: источник и приёмник в разных базах данных, и строк не касается ни один шаг",
   "plan.data_compared": "посчитано сравнением источника с {target}, как при сверке: полная загрузка записывает туда все строки и сообщает о них",
   "plan.data_incremental":
@@ -28,7 +28,7 @@ const sentences: Record<string, string> = {
   "plan.files_source": "файлы подключения {connection}",
   "plan.first_pass": "витрина пуста: первый проход загружает её разом",
   "plan.first_pass_goes_on": "первый проход был прерван: он продолжается",
-  "plan.generation_gone": "незаконченное поколение индекса исчезло",
+  "plan.generation_gone": "незаконченного поколения больше нет",
   "plan.index_replaced": "{target} удалили или заменили вручную",
   "plan.live_cost": "изменённая строка {table} касается примерно {keys} ключей, по статистике источника; они находятся по индексу",
   "plan.live_cost_scans": "изменённая строка {table} касается примерно {keys} ключей, по статистике источника; индекса для их поиска нет, поэтому каждая пачка читает {scanned} целиком: добавьте индекс по столбцу соединения",
@@ -76,7 +76,7 @@ const sentences: Record<string, string> = {
   "plan.source_at_once": "загружается и публикуется разом",
   "plan.source_batches": "каждая пачка сливается вместе с чекпоинтом источника",
   "plan.source_sets_none": "источник не оставляет чекпоинтов",
-  "plan.stage_gone": "промежуточная таблица исчезла",
+  "plan.stage_gone": "промежуточной таблицы больше нет",
   "plan.stage_lost": "база данных потеряла промежуточную таблицу при сбое",
   "plan.starts_over": "начинает сначала: {because}",
   "plan.stream": "один потоковый запрос по порядку, чекпоинт после каждой пачки",

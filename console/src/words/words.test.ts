@@ -105,7 +105,7 @@ describe("what the API tells", () => {
   });
   it("says sentences within sentences", () => {
     const because = { text: "the stage is gone", code: "plan.stage_gone", params: {} };
-    expect(told("…", { code: "plan.starts_over", params: { because } })).toBe("начинает сначала: промежуточная таблица исчезла");
+    expect(told("…", { code: "plan.starts_over", params: { because } })).toBe("начинает сначала: промежуточной таблицы больше нет");
     expect(told("…", { code: "version.changed", params: { fields: ["mode", "tasks"] } })).toBe("изменено: mode, tasks");
   });
   it("is found wherever it stands in an answer, and nowhere in what people wrote", () => {

@@ -36,7 +36,7 @@ COLOURS = {
 def graph(
     drawing: Annotated[Drawing, typer.Option("--format", "-f", help="How to draw it.")] = Drawing.TEXT,
 ) -> None:
-    """Show which pipeline reads and writes which tables, and which runs after which."""
+    """Show pipelines with their tables, targets and order."""
     with remote.api() as client:
         found = client.graph()
     if drawing is Drawing.JSON:

@@ -70,7 +70,7 @@ def apply(
     ] = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Create, update and delete pipelines to match the files, all of them or none."""
+    """Make pipelines match the files, all of them or none."""
     report = _apply(file, dry_run=dry_run, prune=prune, owner=owner, plans=_ids(require_plan or ()))
     _show(report, output)
     counts = {action: sum(item.action == action for item in report.items) for action in SIGNS}

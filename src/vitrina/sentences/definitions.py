@@ -37,7 +37,7 @@ SENTENCES = {
     ),
     "definition.column_long": (
         "the column name {column!r} takes {size} bytes, and Postgres keeps {most} at most: choose a shorter one"
-        " (a Cyrillic letter takes two bytes)"
+        " (a Cyrillic character takes two bytes)"
     ),
     "definition.column_of_system": (
         "{column!r} is a system column that every table in Postgres has: choose another name"

@@ -469,8 +469,8 @@ def answer_request(connection: Connection, claim: Claim) -> None:
     _ANSWER.execute(connection, names | {"asked": asked})
 
 
-# The condition on `answered` has no row to look at, so the server evaluates it first: the pipeline's row is locked
-# before that of the run, as whoever cancels or ends the run does.
+# The condition on `answered` depends on no row, so the server evaluates it first and locks the pipeline's row before
+# the run's row. The statements that cancel or end a run lock them in the same order.
 _ANSWER = Statement(
     b"""
     WITH answered AS (

@@ -29,7 +29,7 @@ class LostFence(CutReply):
         self._moving: set[Link] = set()
 
     def to_server(self, data: bytes, link: Link) -> bytes | None:
-        if b"last_processed_key = " in data:
+        if link.executes(data, b"last_processed_key = "):
             self._moving.add(link)
         return super().to_server(data, link) if link in self._moving else data
 

@@ -97,7 +97,7 @@ def test_all_or_nothing(client: Client) -> None:
     client.apply(FILMS)
     # The second document is well formed, but its target belongs to a pipeline that no file names.
     taken = RATINGS.replace("analytics.ratings", "analytics.films")
-    with pytest.raises(Conflict, match=r"target analytics\.films is written by pipeline"):
+    with pytest.raises(Conflict, match=r"target analytics\.films is already written by pipeline"):
         client.apply(FILMS.replace("100", "200") + "---\n" + taken)
     assert client.get_pipeline("films").batch_size == 100
     assert [p.name for p in client.list_pipelines()] == ["films"]

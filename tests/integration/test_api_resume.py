@@ -23,7 +23,7 @@ FILMS = "/api/v1/pipelines/films"
 def test_resume_continues_what_is_paused_and_nothing_else(api: httpx.Client, api_metastore: Connection) -> None:
     create(api, name="films", **INCREMENTAL)
     refused = api.post(f"{FILMS}/resume")
-    assert (refused.status_code, "only a PAUSED one" in problem(refused)["detail"]) == (409, True)
+    assert (refused.status_code, "only a PAUSED pipeline" in problem(refused)["detail"]) == (409, True)
     api_metastore.execute("UPDATE etl.etl_pipelines SET status = 'PAUSED'")
 
     answer = api.post(f"{FILMS}/resume")

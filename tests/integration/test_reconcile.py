@@ -109,7 +109,7 @@ def test_quick_tells_counts_and_ends(workbench: Workbench) -> None:
     found = workbench.reconcile("films", level="quick")
 
     assert (found["equal"], found["differences"], found["looks"]) == (False, 2, 2)
-    assert found["findings"][0] == "the mart has 499 rows, the source 500 that must be in it"
+    assert found["findings"][0] == "the mart has 499 rows, but the source has 500 that must be in it"
     assert found["findings"][1].startswith("the greatest id is ff")
 
 

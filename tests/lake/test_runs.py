@@ -367,4 +367,4 @@ def test_two_connections_to_one_place_are_found_out(workbench: Workbench, tmp_pa
     workbench.pipeline(
         "rival", QUERY, target_table="files:films", target_key=["id"], options={"target_connection": "other"}
     )
-    assert "is written by pipeline films as well" in workbench.run("rival")["error_message"]
+    assert "is already written by pipeline films" in workbench.run("rival")["error_message"]

@@ -73,7 +73,7 @@ def test_checks_of_all_rows_look_at_the_target_while_it_follows(marts: Marts) ->
     marts.await_failed("accounts")
 
     assert balance(marts, 1) == -1000000
-    assert "check total failed: 1 row(s) break it" in marts.row("accounts")["last_error"]
+    assert "check total failed: 1 row(s) violate it" in marts.row("accounts")["last_error"]
     assert "are already in analytics.accounts" in marts.row("accounts")["last_error"]
     marts.request("accounts", accepts=["total"])
     marts.await_following("accounts")

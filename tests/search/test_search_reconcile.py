@@ -149,7 +149,7 @@ def test_quick_tells_counts_and_ends(bench: Workbench, client: SearchClient, ind
     found = bench.reconcile("films", level="quick")
 
     assert found["findings"] == [
-        "the mart has 299 rows, the source 300 that must be in it",
+        "the mart has 299 rows, but the source has 300 that must be in it",
         "the greatest id is 300 in the source, 299 in the mart",
         "the greatest modified is 2024-01-01T00:05:00.123456Z in the source, 2024-01-01T00:04:59.123456Z in the mart",
     ]

@@ -1,6 +1,7 @@
 """Run a TCP proxy on loopback that misbehaves on request, for any protocol including that of Postgres."""
 
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -9,6 +10,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 CHUNK_BYTES = 64 * 1024
+
+# Statements that Vitrina prepares in a session: their names in Parse, with the text, and in Bind, without.
+_PREPARED = re.compile(rb"(vitrina_\d+)\0([^\0]+)\0")
+_EXECUTED = re.compile(rb"\0(vitrina_\d+)\0")
 
 
 class Fault:
@@ -97,6 +102,16 @@ class Link:
         self.client = client
         self.server = server
         self.bytes_to_client = 0
+        self._prepared: dict[bytes, bytes] = {}
+
+    def learn(self, data: bytes) -> None:
+        """Remember the texts of statements that the client prepares."""
+        if b"vitrina_" in data:
+            self._prepared.update(_PREPARED.findall(data))
+
+    def executes(self, data: bytes, text: bytes) -> bool:
+        """Return whether the client sends a statement that contains the text, or executes one prepared before."""
+        return text in data or any(text in self._prepared.get(name, b"") for name in _EXECUTED.findall(data))
 
     def reset(self) -> None:
         """Close both sides immediately; the client sees a reset rather than an orderly end."""
@@ -171,7 +186,11 @@ class TcpFaultProxy:
             threading.Thread(target=pump, args=(link,), daemon=True).start()
 
     def _pump_to_server(self, link: Link) -> None:
-        self._pump(link, link.client, link.server, lambda data: self.fault.to_server(data, link))
+        def passed(data: bytes) -> bytes | None:
+            link.learn(data)
+            return self.fault.to_server(data, link)
+
+        self._pump(link, link.client, link.server, passed)
 
     def _pump_to_client(self, link: Link) -> None:
         def passed(data: bytes) -> bytes | None:

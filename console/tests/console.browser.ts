@@ -218,7 +218,7 @@ test("an older version is put back and works again", async () => {
   await open("/pipelines/ratings_copy?tab=versions");
   await page.getByRole("button", { name: "Roll back to version 2" }).click();
   await page.getByRole("dialog").getByRole("button", { name: /^Roll back/ }).click();
-  await see(page, /is in force again/);
+  await see(page, /is current again/);
   await page.getByRole("button", { name: "Run now" }).click();
   await until(async () => (await lastRun("ratings_copy")).pipeline_version === 7 && (await lastRun("ratings_copy")).status === "SUCCESS", 60);
   const { source_query } = await platform.api<{ source_query: string }>("GET", "/pipelines/ratings_copy");
@@ -236,10 +236,10 @@ test("rows that a step refused are looked at, and sent again once the query is r
   await letters.first().locator("summary").click();
   expect(await letters.first().textContent()).toContain('"code": "no number"');
   await letters.first().getByRole("button", { name: "Replay now" }).click();
-  await see(page, "0 taken, 1 refused again, 0 gone from the source; 2 remain.", 60);
+  await see(page, "0 accepted, 1 rejected again, 0 no longer in the source; 2 remain.", 60);
   await platform.api("PATCH", "/pipelines/picky", { tasks: PICKY.tasks.map((task) => ({ ...task, body: task.body.replace("g < 3", "g < 2") })) });
   await page.getByRole("button", { name: "Replay all" }).click();
-  await see(page, "1 taken, 1 refused again, 0 gone from the source; 1 remain.", 60);
+  await see(page, "1 accepted, 1 rejected again, 0 no longer in the source; 1 remain.", 60);
   await until(async () => (await letters.count()) === 1, 60);
 });
 
@@ -400,7 +400,7 @@ test("nothing went wrong in the browser's console, and no other host was asked",
 
 // --- who may what -----------------------------------------------------------------------------------------------
 
-const FORBIDDEN = /^(Run|Retry|Resume|Pause|Cancel|Roll back|New|Edit|Save|Create|Preview|Add a step|Compare|Repair|Send|Revoke|Delete|Reset|Test|Replace|Remove|Add|Copy a table)\b/;
+const FORBIDDEN = /^(Run|Retry|Resume|Pause|Cancel|Roll back|New|Edit|Save|Create|Preview|Add a step|Compare|Repair|Replay|Revoke|Delete|Reset|Test|Replace|Remove|Add|Copy a table)\b/;
 
 test("a viewer signs in with a token and sees no control that it may not use", async () => {
   const { token } = await platform.api<{ token: string }>("POST", "/tokens", { name: "onlooker", role: "viewer" });

@@ -128,7 +128,7 @@ test("options are a form that is made from the schema", async () => {
   await page.getByLabel(/^Interval/).fill("6h");
   await page.getByLabel("Add to Options").selectOption("max_lag_seconds");
   await page.getByLabel("Max lag seconds", { exact: true }).fill("3600");
-  await page.getByRole("button", { name: "Take Allow shrink off" }).click();
+  await page.getByRole("button", { name: "Remove Allow shrink" }).click();
   await page.getByRole("button", { name: "As JSON" }).click();
   const written: unknown = JSON.parse(await page.getByLabel("Options (JSON)").inputValue());
   expect(written).toEqual({ notify: ["drift"], reconcile: { interval: "6h" }, max_lag_seconds: 3600 });
@@ -305,15 +305,15 @@ test("a view is saved under a name, found again, and forgotten", async () => {
   await open("/pipelines");
   await page.getByRole("group", { name: "Saved views" }).getByRole("button", { name: "genres" }).click();
   await page.waitForURL(/q=genre/);
-  await page.getByRole("button", { name: "Forget the view genres" }).click();
+  await page.getByRole("button", { name: "Delete the view genres" }).click();
   expect(await page.getByRole("group", { name: "Saved views" }).count()).toBe(0);
 });
 
 test("chosen pipelines are labelled, disabled and enabled together, and what is refused is told", async () => {
   await open("/pipelines");
-  for (const name of ["broken", "hourly"]) await page.getByLabel(`Choose ${name}`).check();
+  for (const name of ["broken", "hourly"]) await page.getByLabel(`Select ${name}`).check();
   const bar = page.getByRole("toolbar", { name: "Selected pipelines" });
-  await bar.getByText("2 pipelines chosen").waitFor();
+  await bar.getByText("2 pipelines selected").waitFor();
   const ask = async (action: string): Promise<void> => {
     await bar.getByRole("button", { name: action }).click();
   };
@@ -357,9 +357,9 @@ test("? lists the keys, g and a letter go to a page", async () => {
 test("terms are explained by pointing and by the keyboard", async () => {
   await open("/pipelines/genres_copy");
   await page.getByRole("button", { name: "Guarantee" }).first().hover();
-  await page.getByRole("tooltip").getByText(/^What a finished run promises/).waitFor();
+  await page.getByRole("tooltip").getByText(/^What a finished run guarantees/).waitFor();
   await page.getByRole("button", { name: "Checkpoint" }).focus();
-  await page.getByRole("tooltip").getByText(/^Where the next run goes on/).waitFor();
+  await page.getByRole("tooltip").getByText(/^Where the next run continues/).waitFor();
   await page.keyboard.press("Escape");
   await page.getByRole("tooltip").waitFor({ state: "detached" });
 });

@@ -171,7 +171,7 @@ test("an older version that cannot run any more says so before it is put back", 
   await dialog.getByText("It cannot run at present:").waitFor();
   expect(await dialog.textContent()).toContain("gone");
   await dialog.getByRole("button", { name: "Roll back anyway" }).click();
-  await see(page, /Version 3 is in force again/);
+  await see(page, /Version 3 is current again/);
 });
 
 // --- what went wrong --------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ test("hundreds of letters with one cause are one line", async () => {
   await letters.first().locator("summary").click();
   expect(await letters.first().textContent()).toContain('"code": "no number');
   await platform.api("PATCH", "/pipelines/choosy", { tasks: PICKY.tasks.map((task) => ({ ...task, body: task.body.replace("g > 2", "g > 200") })) });
-  await page.getByRole("button", { name: "Send these 298 again" }).click();
-  await see(page, "198 taken, 100 refused again, 0 gone from the source; 100 remain.", 120);
+  await page.getByRole("button", { name: "Replay these 298" }).click();
+  await see(page, "198 accepted, 100 rejected again, 0 no longer in the source; 100 remain.", 120);
   await until(async () => ((await groups.first().textContent()) ?? "").includes("100"), 60);
 });
 

@@ -25,6 +25,7 @@ from vitrina.status import Status
 from vitrina.store import databases, leases, ledger, recovery, run_after, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
+from vitrina.store.prepared import Statement
 
 NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
 
@@ -284,7 +285,9 @@ def _columns_forgotten(replace: Callable[[Any, str, Any], None]) -> None:
 
 def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:
     assert sound in cursors.OLDEST_TRANSACTION
-    replace(cursors, "OLDEST_TRANSACTION", cursors.OLDEST_TRANSACTION.replace(sound, spoilt))
+    text = cursors.OLDEST_TRANSACTION.replace(sound, spoilt)
+    replace(cursors, "OLDEST_TRANSACTION", text)
+    replace(cursors, "_OLDEST_TRANSACTION", Statement(text.encode()))
 
 
 def _wave_early(replace: Callable[[Any, str, Any], None]) -> None:

@@ -247,7 +247,7 @@ def test_added_used_tried_replaced_and_rotated_without_a_restart(
         tried = result_of(api, api.post(f"{CONNECTIONS}/shop/test"))
         assert not tried["usable"]
         assert "password authentication failed" in tried["findings"][0]["finding"]
-        assert "correct login or password in its URL" in tried["findings"][0]["next_step"]
+        assert "correct the login or the password in its URL" in tried["findings"][0]["next_step"]
 
         workbench.sql("CREATE ROLE blind_reader LOGIN PASSWORD 'canary-1f77'")
         blind = shop.replace("vitrina_reader", "blind_reader").replace(password, "canary-1f77")
@@ -336,7 +336,7 @@ def test_the_command_line_keeps_lists_tries_and_forgets(workbench: Workbench, sh
     made = command(tmp_path, with_key, "new", "--from", "shop.content.orders", "-f", "-")
     assert "source_connection: shop" in made
     assert "is deleted" in command(tmp_path, with_key, "connections", "remove", "shop")
-    assert "no connection 'shop'" in command(tmp_path, with_key, "connections", "remove", "shop")
+    assert "connection 'shop' is not stored" in command(tmp_path, with_key, "connections", "remove", "shop")
 
 
 def test_a_connection_of_any_kind_is_kept(keyed: httpx.Client, api_metastore: Connection) -> None:

@@ -68,7 +68,7 @@ def test_a_request_that_nobody_takes_up_is_named(bench: Workbench, status: str) 
     [found] = pipelines(bench)
     assert found.status == "PROBLEM"
     assert found.finding.startswith(f"{status} for 36")
-    assert "another pipeline may hold the same target" in found.next_step
+    assert "another pipeline may hold the target" in found.next_step
 
 
 def test_a_failed_pipeline_is_named_with_its_error(bench: Workbench) -> None:
@@ -97,7 +97,7 @@ def test_a_log_that_may_forget_commits_is_a_problem(bench: Workbench) -> None:
     """The tests' own server is of that kind: it is fast, and nobody needs its data tomorrow."""
     found = doctor._check_log(bench.metastore)
     assert found.status == "PROBLEM"
-    assert found.finding.startswith("fsync is off, full_page_writes is off: a crash may take back")
+    assert found.finding.startswith("fsync is off, full_page_writes is off: a crash may lose committed transactions")
     assert found.next_step == "set fsync = on and full_page_writes = on on the server"
 
 
@@ -178,7 +178,7 @@ def test_a_superuser_s_login_is_warned_of(bench: Workbench, login: Callable[...,
 @pytest.mark.parametrize(
     ("change", "step"),
     [
-        ({"password": "wrong"}, "correct login or password in VITRINA_CONN_SHOP"),
+        ({"password": "wrong"}, "correct the login or the password in VITRINA_CONN_SHOP"),
         ({"path": "/nothing"}, "create the database, or correct its name in VITRINA_CONN_SHOP"),
         ({"port": "1"}, "start that server"),
     ],

@@ -501,7 +501,7 @@ def test_workers_in_another_database_are_refused(bench: Workbench, monkeypatch: 
     run = bench.run("films")
 
     assert run["status"] == "FAILED"
-    assert "another database" in run["error_message"]
+    assert "a different database" in run["error_message"]
 
 
 def test_a_snapshot_that_nobody_holds_any_more_is_no_other_server(

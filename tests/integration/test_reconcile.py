@@ -308,7 +308,7 @@ def test_a_python_source_that_starts_over_each_time_is_compared(workbench: Workb
 
     workbench.pipeline("moving", "", **source_of, mode="incremental")
     assert workbench.run("moving")["status"] == "SUCCESS"
-    with pytest.raises(FatalError, match="nobody can ask it for everything that it has ever given"):
+    with pytest.raises(FatalError, match="cannot be asked for everything that it ever returned"):
         workbench.reconcile("moving")
     assert workbench.checkpoint("moving").safe_upto == "7"
 

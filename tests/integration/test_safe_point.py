@@ -12,6 +12,7 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres import query_pass
+from vitrina.store.prepared import Statement
 
 ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 QUERY = "SELECT id, at, note FROM content.events"
@@ -201,7 +202,7 @@ def lost_while_put_aside(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) 
     with late_session(workbench) as late, late_session(workbench) as machine:
         machine.autocommit = True  # whoever holds the lock does not hold the checkpoint back
         machine.execute("SELECT pg_advisory_lock(4711)")
-        monkeypatch.setattr(cursors, "OLDEST_TRANSACTION", _put_aside_behind_the_sessions())
+        monkeypatch.setattr(cursors, "_OLDEST_TRANSACTION", Statement(_put_aside_behind_the_sessions().encode()))
         asking = threading.Thread(target=run, args=[workbench])
         asking.start()
         until(lambda: _is_waiting(machine))

@@ -228,7 +228,7 @@ def test_a_connector_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(registry, "installed", lambda: found)
     first, second, _ = doctor._check_connectors()
     assert (first.status, "vitrina-lake is left out: ImportError" in first.finding) == ("PROBLEM", True)
-    assert (second.status, "options.index is an option of Vitrina's own" in second.finding) == ("PROBLEM", True)
+    assert (second.status, "options.index is an option of Vitrina itself" in second.finding) == ("PROBLEM", True)
 
 
 def test_a_connection_that_no_connector_opens_is_a_problem(bench: Workbench) -> None:

@@ -70,7 +70,7 @@ def test_a_url_that_cannot_be_used_is_refused_without_being_repeated(url: str, s
 
 def test_a_user_does_not_borrow_the_runner_s_folders_and_rights() -> None:
     assert "can only be set in its environment" in str(urls.kept_problem(f"{SQL}?warehouse=file:///etc"))
-    assert "needs keys of its own" in str(urls.kept_problem(f"{SQL}?warehouse=s3://bucket/x"))
+    assert "needs its own keys" in str(urls.kept_problem(f"{SQL}?warehouse=s3://bucket/x"))
     assert urls.kept_problem(f"{SQL}?warehouse=s3://bucket/x&{KEYS}") is None
 
 

@@ -247,7 +247,7 @@ class FeedOwner:
         is_other = source.identity() not in (None, claim.database)
         if has_followers and is_other:
             raise ConfigError(
-                f"{feed_variable(claim.connection)} leads to another database than the one that is followed"
+                f"{feed_variable(claim.connection)} leads to a different database than the one that is followed"
                 f" ({claim.database}): correct it, or give up the feed with `vitrina feeds drop`"
             )
         if has_followers or not is_settled:

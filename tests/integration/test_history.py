@@ -330,7 +330,7 @@ def test_two_pipelines_do_not_write_one_history(api: httpx.Client, metastore: Co
         ({"options": {"history": {}, "shared_target": True}}, "shared_target"),
         ({"options": {"history": {}, "on_missing_columns": "null"}}, "on_missing_columns"),
         ({"options": {"history": {}, "null_cursor": "read"}}, "null_cursor"),
-        ({"options": {"history": {"valid_from": "t", "valid_to": "t"}}}, "three names"),
+        ({"options": {"history": {"valid_from": "t", "valid_to": "t"}}}, "three different names"),
         ({"target_key": ["id", "valid_from"]}, "a column of options.history"),
     ],
 )

@@ -233,7 +233,7 @@ def _metadata_errors(document: Document, metadata: dict[str, Any]) -> list[Field
         _at(
             document,
             ("metadata", "labels", key),
-            f"label {key} must be a text of up to {label_rules.MAX_VALUE} characters",
+            f"label {key} must be a string of up to {label_rules.MAX_VALUE} characters",
             "invalid",
         )
         for key, value in labels.items()

@@ -251,7 +251,7 @@ def test_rows_that_say_they_are_gone_are_removed(workbench: Workbench, mode: str
 def test_the_flag_is_a_boolean_column_of_the_result(workbench: Workbench) -> None:
     workbench.source(ITEMS)
     workbench.pipeline("items", QUERY, target_key=["id"], options={"delete_when": "note"})
-    assert "'note', which has type text" in workbench.run("items")["error_message"]
+    assert "'note', which is text" in workbench.run("items")["error_message"]
     workbench.change("items", options={"delete_when": "is_deleted"})
     assert "'is_deleted', which is missing" in workbench.run("items")["error_message"]
 

@@ -33,9 +33,10 @@ def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, n
     other = pipelines.find_rival(metastore, claim.pipeline_id, definition)
     if other and (other["target_connection"] or DEFAULT_CONNECTION).lower() != name:
         raise FatalError(
-            f"target {definition.final_target} is written by pipeline {other['name']} as well: the connections"
+            f"target {definition.final_target} is already written by pipeline {other['name']}: the connections"
             f" {name!r} and {other['target_connection'] or DEFAULT_CONNECTION!r} are one database, and a full load"
-            " deletes what its own source does not have; choose another target, or set options.shared_target on both"
+            " deletes rows that its own source does not have; choose another target, or set options.shared_target on"
+            " both"
         )
 
 

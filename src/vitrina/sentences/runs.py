@@ -74,7 +74,7 @@ SENTENCES = {
     "run.internal": "internal error: {kind}: {message}",
     "run.key_column_missing": "target_key column {column!r} is not in the query's result (it has: {columns})",
     "run.delete_when": (
-        "options.delete_when names {column!r}, which has type {type} in the query's result: name a boolean column that"
+        "options.delete_when names {column!r}, which is {type} in the query's result: name a boolean column that"
         " is not part of the key"
     ),
     "run.history_ahead": (

@@ -1,4 +1,4 @@
-/** What the API answers (src/vitrina/answers.py), as far as the console shows it. */
+/** What the API answers (src/vitrina/schemas.py), as far as the console shows it. */
 
 export type Status = "IDLE" | "RUN_REQUESTED" | "RUNNING" | "PAUSE_REQUESTED" | "PAUSED" | "FAILED";
 export type RunStatus = "RUNNING" | "SUCCESS" | "FAILED" | "PAUSED" | "CANCELLED";

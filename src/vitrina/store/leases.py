@@ -78,20 +78,32 @@ class Claim:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Hold whether anything waits for a runner, even if this runner could not claim it."""
+    """Hold what waits for a runner, even if this runner could not claim it."""
 
-    runs: bool
+    runs: int
     # Requests of the API, such as previews, including those that a runner performs now.
     requests: bool
 
 
-def look(connection: Connection) -> Waiting:
-    """Return whether anything waits for a runner. Searching for a claim costs many times as much."""
-    return Waiting(**database.one(connection.execute(_LOOK)))
+def look(connection: Connection, *, count_to: int) -> Waiting:
+    """Return what waits for a runner. Searching for a claim costs many times as much.
+
+    Raise `OtherVersion` if the metastore is of another version: asked together, this costs no statement.
+    """
+    try:
+        row = database.one(connection.execute(_LOOK, [count_to]))
+    except psycopg.errors.ProgrammingError:
+        # A table may have been changed or removed.
+        migrate.require_current(connection)
+        raise
+    migrate.require(row["version"])
+    return Waiting(row["runs"], row["requests"])
 
 
-_LOOK = """
-    SELECT EXISTS (SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled) AS runs,
+_LOOK = b"""
+    SELECT (SELECT version_num FROM etl.alembic_version) AS version,
+           (SELECT count(*) FROM (SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled
+                                  LIMIT %s) waiting) AS runs,
            EXISTS (SELECT FROM etl.etl_requests r WHERE r.status IN ('QUEUED', 'WORKING')) AS requests
 """
 

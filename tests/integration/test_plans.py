@@ -235,6 +235,7 @@ def test_a_run_reads_no_whole_table(bench: Workbench, plans: Plans) -> None:
 
 
 LOOKS: dict[str, Callable[[Workbench], object]] = {
+    "wake-ups": lambda bench: leases.look(bench.metastore, count_to=9),
     "claim": lambda bench: leases.claim_next(bench.metastore, uuid4(), 30, per_source=500, max_connections={"b": 9}),
     "recovery": lambda bench: recovery.recover_expired(bench.metastore, max_attempts=5),
     "pauses": lambda bench: recovery.pause_unclaimed(bench.metastore),
@@ -251,6 +252,29 @@ def test_what_runners_look_at_again_and_again_is_found_by_index(bench: Workbench
     LOOKS[name](bench)
     assert plans.seen
     assert plans.whole_reads() == []
+
+
+@pytest.mark.parametrize("name", [name for name in LOOKS if name != "housekeeping"])
+def test_a_plan_for_any_values_finds_it_by_index_too(settings: Settings, name: str) -> None:
+    """A runner's session plans each statement once, for any values."""
+    with database.connect(
+        settings.require_database_url(), "vitrina:test", settings={"plan_cache_mode": "force_generic_plan"}
+    ) as session:
+        session.prepare_threshold = 0
+        LOOKS[name](Workbench(settings, session, session))
+        found = session.execute(
+            "SELECT name, statement, cardinality(parameter_types) AS values FROM pg_prepared_statements"
+            " WHERE statement LIKE '%etl.%'",
+            prepare=False,
+        ).fetchall()
+        assert found
+        for row in found:
+            values = f"({', '.join(['NULL'] * row['values'])})" if row["values"] else ""
+            explained = database.one(
+                session.execute(f"EXPLAIN (FORMAT JSON) EXECUTE {row['name']}{values}".encode(), prepare=False)
+            )
+            [plan] = next(iter(explained.values()))
+            assert set(_read_whole(plan["Plan"])) == set(), row["statement"]
 
 
 def test_a_scrape_reads_the_pipelines_that_it_shows(bench: Workbench, plans: Plans) -> None:

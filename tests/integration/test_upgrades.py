@@ -3,12 +3,13 @@
 import importlib
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.errors import ConfigError
+from vitrina.errors import ConfigError, OtherVersion
 from vitrina.store import leases, migrate, pipelines
 from vitrina.store.database import Connection
 
@@ -117,3 +118,12 @@ def test_the_migration_rewrites_checkpoints_of_unfinished_loads(bench: Workbench
     assert bench.sql("SELECT segments FROM etl.etl_state") == [{"segments": {"7": [[0, 40]], "9": [[0, 44]]}}]
     bench.sql(rewriting)
     assert bench.sql("SELECT segments FROM etl.etl_state") == [{"segments": {"7": [[0, 40]], "9": [[0, 44]]}}]
+
+
+def test_a_look_at_a_metastore_whose_tables_have_changed_says_which_version_it_is(bench: Workbench) -> None:
+    bench.sql("ALTER TABLE etl.etl_pipelines RENAME COLUMN enabled TO is_enabled")
+    with pytest.raises(psycopg.errors.UndefinedColumn):
+        leases.look(bench.metastore, count_to=1)
+    bench.sql("UPDATE etl.alembic_version SET version_num = '9999'")
+    with pytest.raises(OtherVersion, match="upgrade Vitrina"):
+        leases.look(bench.metastore, count_to=1)

@@ -215,6 +215,12 @@ class RunMeter:
         self._tell()
         runs.record_progress(metastore, claim.run_id, self.counters, attempts=self.attempt)
 
+    def total(self) -> runs.Progress:
+        """Return what the run did, to be recorded with its end."""
+        self._summarise()
+        self._tell()
+        return runs.progress_of(self.counters, attempts=self.attempt)
+
     def announce(self, metastore: Connection, claim: Claim) -> None:
         """Publish the progress. The run calls this after every commit."""
         self._tell()

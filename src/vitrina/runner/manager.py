@@ -71,8 +71,8 @@ class PipelineManager:
         self._requests: set[UUID] = set()
         self._claims_lock = threading.Lock()
         self._waiting: set[tuple[str, str]] = set()
-        # Whether runs wait that were not claimed at this look.
-        self._some_wait = False
+        # How many runs waited at the last look and were not claimed since. The first look has not happened yet.
+        self._unclaimed = 1
         self._workers = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="run")
         self._slots = threading.Semaphore(settings.concurrency)
         # Live pipelines run for days, so they do not take slots of VITRINA_CONCURRENCY.
@@ -154,11 +154,10 @@ class PipelineManager:
     def _tick(self, connection: Connection) -> None:
         """Handle requests immediately, and everything else once per poll interval however often the runner is woken."""
         self._telemetry.mark_alive()
-        # The metastore may have been migrated since; then the work belongs to a runner of the new version.
-        migrate.require_current(connection)
+        # Refuses a metastore that was migrated since: the work belongs to a runner of the new version then.
+        waiting = self._look(connection)
         self._telemetry.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
-        waiting = leases.look(connection)
         self._claim_requested(connection, waiting)
         if clock() >= self._next_look:
             self._next_look = clock() + self._settings.poll_seconds
@@ -171,9 +170,13 @@ class PipelineManager:
         regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
         for part in regular:
             self._do(part, connection)
-        self._claim_requested(connection, leases.look(connection))
+        self._claim_requested(connection, self._look(connection))
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
+
+    def _look(self, connection: Connection) -> Waiting:
+        """Return what waits for a runner. A tick cannot claim more runs than it has slots, so no more are counted."""
+        return leases.look(connection, count_to=self._settings.concurrency + self._settings.followers + 1)
 
     def _do(self, part: Callable[[Connection], object], connection: Connection) -> None:
         """Run one part of a tick. If a row makes it fail, the other parts still run."""
@@ -200,6 +203,9 @@ class PipelineManager:
         if list(connection.notifies(timeout=0)):
             return  # a request arrived during the tick
         self._await_wakeup(connection.fileno())
+        # Discard the notifications that ended the wait, before the tick that answers them. Discarded after it, they
+        # could be of requests that the tick did not see; kept, they would cause a second tick.
+        list(connection.notifies(timeout=0))
 
     def _await_wakeup(self, *others: int) -> None:
         """Wait without `_shutdown.wait`, on whose lock a signal handler in this thread would deadlock."""
@@ -211,12 +217,12 @@ class PipelineManager:
 
     def _claim_requested(self, connection: Connection, waiting: Waiting) -> None:
         """Claim what is requested. While nothing is, this costs one query and no transaction."""
+        # Set before a slot is tried: a run that ends meanwhile reads it after it has released its slot.
+        self._unclaimed = waiting.runs
         if not waiting.runs:
             self._waiting = set()
-            return
-        self._some_wait = True
         for part in (self._claim, self._claim_live):
-            if self._some_wait:
+            if self._unclaimed:
                 self._do(part, connection)
 
     def _claim(self, connection: Connection) -> None:
@@ -247,8 +253,9 @@ class PipelineManager:
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at, follows=follows)
-            self._some_wait = leases.look(connection).runs
-            if not self._some_wait:
+            # A run that was requested since the look has sent a notification.
+            self._unclaimed -= 1
+            if not self._unclaimed:
                 return
 
     def _log_waiting(self, connection: Connection) -> None:
@@ -292,8 +299,11 @@ class PipelineManager:
                 self._claims.pop(claim.claim_id, None)
                 follows = claim.claim_id in self._following
                 self._following.discard(claim.claim_id)
+            self._telemetry.instruments.running.set(self._runs_held)
             (self._follower_slots if follows else self._slots).release()
-            self._wake()
+            # A request that arrives later sends a notification.
+            if self._unclaimed:
+                self._wake()
 
     def _wake(self) -> None:
         """Wake the loop to look for work before the next poll."""
@@ -455,8 +465,12 @@ class PipelineManager:
 
     @property
     def _limits(self) -> dict[str, str]:
-        """Release row locks when the leases end; a session stuck in a claim would block its pipeline for others."""
-        return {"idle_in_transaction_session_timeout": str(int(self._settings.lease_ttl_seconds * 1000))}
+        """Release row locks when the leases end; a session stuck in a claim would block its pipeline for others.
+
+        Plan each statement once: planning the search for a claim takes five times as long as executing it.
+        """
+        timeout = str(int(self._settings.lease_ttl_seconds * 1000))
+        return {"idle_in_transaction_session_timeout": timeout, "plan_cache_mode": "force_generic_plan"}
 
     @contextmanager
     def _metastore(

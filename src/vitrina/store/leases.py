@@ -1,6 +1,6 @@
 """Manage a runner's right to work on a pipeline: claim, heartbeat, conclude, fail, release, cancel."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,6 +24,7 @@ from vitrina.store import (
     pipelines,
     requests,
     run_after,
+    runs,
     session_limits,
 )
 from vitrina.store.database import Connection
@@ -78,20 +79,32 @@ class Claim:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Hold whether anything waits for a runner, even if this runner could not claim it."""
+    """Hold what waits for a runner, even if this runner could not claim it."""
 
-    runs: bool
+    runs: int
     # Requests of the API, such as previews, including those that a runner performs now.
     requests: bool
 
 
-def look(connection: Connection) -> Waiting:
-    """Return whether anything waits for a runner. Searching for a claim costs many times as much."""
-    return Waiting(**database.one(connection.execute(_LOOK)))
+def look(connection: Connection, *, count_to: int) -> Waiting:
+    """Return what waits for a runner. Searching for a claim costs many times as much.
+
+    Raise `OtherVersion` if the metastore is of another version: asked together, this costs no statement.
+    """
+    try:
+        row = database.one(connection.execute(_LOOK, [count_to]))
+    except psycopg.errors.ProgrammingError:
+        # A table may have been changed or removed.
+        migrate.require_current(connection)
+        raise
+    migrate.require(row["version"])
+    return Waiting(row["runs"], row["requests"])
 
 
-_LOOK = """
-    SELECT EXISTS (SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled) AS runs,
+_LOOK = b"""
+    SELECT (SELECT version_num FROM etl.alembic_version) AS version,
+           (SELECT count(*) FROM (SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled
+                                  LIMIT %s) waiting) AS runs,
            EXISTS (SELECT FROM etl.etl_requests r WHERE r.status IN ('QUEUED', 'WORKING')) AS requests
 """
 
@@ -272,84 +285,79 @@ def _take(
 
     With `follows`, the next run is requested already.
     """
-    connection.execute(
-        _CLAIM,
-        {
-            "runner": runner_id,
-            "ttl": ttl_seconds,
-            "id": found["id"],
-            "status": becomes,
-            "returns": returns,
-            "next": Trigger.FOLLOW_UP if follows else None,
-            "format": CHECKPOINT_FORMAT,
-        },
-    )
-    row = pipelines.find(connection, found["id"])
-    assert row is not None
-    if returns is not None:
-        row["requested_range"] = None  # of a paused backfill; this claim does not perform it
-    run = _begin_run(connection, found, row, runner_id)
-    row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
-    return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
-
-
-_CLAIM = sql.SQL(
-    """
-    UPDATE etl.etl_pipelines p
-    SET status = %(status)s,
-        -- Grows even when a failover loses the last commits: the clock is part of it.
-        epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
-        claim_id = gen_random_uuid(),
-        claim_format = %(format)s,
-        runner_id = %(runner)s,
-        lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
-        lease_seconds = %(ttl)s,
-        holds_target = {target},
-        requested_trigger = %(next)s,
-        requested_trace = NULL,
-        requested_reason = NULL,
-        needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
-        attempts = p.attempts + 1,
-        claim_returns = %(returns)s,
-        hold = NULL
-    WHERE p.id = %(id)s
-    """
-).format(target=HELD_TARGET)
-
-
-def _begin_run(connection: Connection, found: dict[str, Any], row: dict[str, Any], runner_id: UUID) -> dict[str, Any]:
-    """Record the run of a claim."""
-    backfill = row["requested_range"] if row["mode"] == "incremental" else None
-    return database.one(
+    row = database.one(
         connection.execute(
-            """
-        INSERT INTO etl.etl_runs
-            (pipeline_id, pipeline_version, trigger, reason, backfill, answers_request, status, runner_id, epoch,
-             attempts, data_as_of, traceparent)
-        VALUES (%(pipeline)s, %(version)s, %(trigger)s, %(reason)s, %(backfill)s, %(answers)s, 'RUNNING', %(runner)s,
-                %(epoch)s, 1,
-                (SELECT min(e.used_as_of) FROM etl.etl_run_after e WHERE e.downstream_id = %(pipeline)s),
-                -- What goes on with an interrupted run belongs to the same trace.
-                CASE WHEN %(trigger)s::text = 'recovery' AND %(trace)s::text IS NULL
-                     THEN (SELECT r.traceparent FROM etl.etl_runs r WHERE r.pipeline_id = %(pipeline)s
-                           ORDER BY r.started_at DESC, r.id DESC LIMIT 1)
-                     ELSE %(trace)s END)
-        RETURNING id, traceparent
-        """,
+            _CLAIM,
             {
-                "pipeline": row["id"],
-                "version": row["version"],
+                "runner": runner_id,
+                "ttl": ttl_seconds,
+                "id": found["id"],
+                "status": becomes,
+                "returns": returns,
+                "next": Trigger.FOLLOW_UP if follows else None,
+                "format": CHECKPOINT_FORMAT,
                 "trigger": found["trigger"],
                 "reason": found["reason"],
-                "backfill": Jsonb(backfill) if backfill else None,
-                # Which plain request it answers is known when it begins to read.
-                "answers": row["range_requested_at"] if backfill else None,
-                "runner": runner_id,
-                "epoch": row["epoch"],
                 "trace": found["trace"],
             },
         )
     )
+    if returns is not None:
+        row["requested_range"] = None  # of a paused backfill; this claim does not perform it
+    row["requested_trigger"] = found["trigger"]
+    return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], row.pop("run_id"), row["version"], row)
+
+
+# Claims the row and records the run. Composed once, because every claim executes it.
+_CLAIM = (
+    sql.SQL(
+        """
+        WITH claimed AS (
+            UPDATE etl.etl_pipelines p
+            SET status = %(status)s,
+                -- Grows even when a failover loses the last commits: the clock is part of it.
+                epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
+                claim_id = gen_random_uuid(),
+                claim_format = %(format)s,
+                runner_id = %(runner)s,
+                lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
+                lease_seconds = %(ttl)s,
+                holds_target = {target},
+                requested_trigger = %(next)s,
+                requested_trace = NULL,
+                requested_reason = NULL,
+                needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
+                attempts = p.attempts + 1,
+                claim_returns = %(returns)s,
+                hold = NULL
+            WHERE p.id = %(id)s
+            RETURNING {columns}
+        ), begun AS (
+            INSERT INTO etl.etl_runs
+                (pipeline_id, pipeline_version, trigger, reason, backfill, answers_request, status, runner_id, epoch,
+                 attempts, data_as_of, traceparent)
+            SELECT c.id, c.version, %(trigger)s, %(reason)s, b.backfill,
+                   -- Which plain request it answers is known when it begins to read.
+                   CASE WHEN b.backfill IS NOT NULL THEN c.range_requested_at END,
+                   'RUNNING', c.runner_id, c.epoch, 1,
+                   (SELECT min(e.used_as_of) FROM etl.etl_run_after e WHERE e.downstream_id = c.id),
+                   -- What goes on with an interrupted run belongs to the same trace.
+                   CASE WHEN %(trigger)s::text = 'recovery' AND %(trace)s::text IS NULL
+                        THEN (SELECT r.traceparent FROM etl.etl_runs r WHERE r.pipeline_id = c.id
+                              ORDER BY r.started_at DESC, r.id DESC LIMIT 1)
+                        ELSE %(trace)s END
+            FROM claimed c CROSS JOIN LATERAL (
+                SELECT CASE WHEN c.mode = 'incremental' AND c.claim_returns IS NULL
+                            THEN nullif(c.requested_range, 'null') END
+            ) AS b (backfill)
+            RETURNING id AS run_id, traceparent
+        )
+        SELECT claimed.*, begun.* FROM claimed CROSS JOIN begun
+        """
+    )
+    .format(target=HELD_TARGET, columns=pipelines.WITH_PARTS)
+    .as_bytes()
+)
 
 
 def hold_database(connection: Connection, claim: Claim) -> None:
@@ -532,12 +540,12 @@ def conclude_run(
     *,
     boundary: bool = False,
     answered: bool = True,
-    record: Callable[[], None] = lambda: None,
+    done: runs.Progress | None = None,
 ) -> Status:
     """Release the lease at the end of the data, or (`boundary`) at a batch boundary at which a pause was requested.
 
     Another run follows if one was requested that this one did not answer. Requests are compared for identity, never by
-    time, because a clock may step. `record` writes what the run did, in the same transaction.
+    time, because a clock may step. `done` is what the run did, if that is not recorded yet.
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
     seen = claim.row["run_requested_at"]
@@ -559,9 +567,8 @@ def conclude_run(
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
         # After the pipeline's row, in the order of those who cancel or end the run; the opposite order would deadlock.
-        record()
         outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
-        finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
+        finish_run(connection, claim.run_id, outcome, answers=seen if answers else None, done=done)
         if row["is_upstream"] and not boundary:
             run_after.pass_on(connection, claim.pipeline_id, claim.run_id)
         return Status(row["status"])
@@ -767,17 +774,22 @@ def finish_run(
     message: str | None = None,
     *,
     answers: datetime | None = None,
+    done: runs.Progress | None = None,
 ) -> None:
-    _FINISH.execute(connection, [outcome, code, cut(message), answers, run_id])
+    """End a run. `done` is what it did, if that is not recorded yet."""
+    ended = {"status": outcome, "code": code, "message": cut(message), "answers": answers, "run": run_id}
+    (_FINISH_WITH_PROGRESS if done else _FINISH).execute(connection, ended | (done or {}))
 
 
-_FINISH = Statement(
-    b"""
-    UPDATE etl.etl_runs
-    SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
-        error_code = %s, error_message = %s, answers_request = coalesce(answers_request, %s)
-    WHERE id = %s
+_END = sql.SQL(
     """
+    status = %(status)s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+    error_code = %(code)s, error_message = %(message)s, answers_request = coalesce(answers_request, %(answers)s)
+    """
+)
+_FINISH = Statement(sql.SQL("UPDATE etl.etl_runs SET {} WHERE id = %(run)s").format(_END).as_bytes())
+_FINISH_WITH_PROGRESS = Statement(
+    sql.SQL("UPDATE etl.etl_runs SET {}, {} WHERE id = %(run)s").format(runs.PROGRESS, _END).as_bytes()
 )
 
 

@@ -58,7 +58,12 @@ def newest_version() -> str:
 
 def require_current(connection: database.Connection) -> None:
     """Refuse to work on a metastore of another version: errors there say nothing about a row or a run."""
-    found, wanted = current_version(connection), newest_version()
+    require(current_version(connection))
+
+
+def require(found: str | None) -> None:
+    """Refuse a metastore of this version, unless it is the version of this program."""
+    wanted = newest_version()
     if found != wanted:
         raise OtherVersion(
             f"the metastore is at version {found or 'none'}, this program needs {wanted}: {advice(found)}"

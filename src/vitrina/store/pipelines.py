@@ -143,10 +143,9 @@ def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) 
 def _find(by_id: bool, lock: bool) -> Statement:
     """Build the statement once, because every request for one pipeline begins with it."""
     text = sql.SQL(
-        "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
+        "SELECT {columns} FROM etl.etl_pipelines p WHERE {condition} {lock}",
     ).format(
-        tasks=_TASKS,
-        run_after=run_after.OF_PIPELINE,
+        columns=WITH_PARTS,
         condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
         lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
     )
@@ -525,6 +524,8 @@ _TASKS = sql.SQL(
         FROM etl.etl_pipeline_tasks t WHERE t.pipeline_id = p.id), '[]')
     """
 )
+# A whole row of `p`, and what other tables hold of its definition.
+WITH_PARTS = sql.SQL("p.*, {} AS tasks, {} AS run_after").format(_TASKS, run_after.OF_PIPELINE)
 
 
 def _value(definition: Definition, column: str) -> Any:

@@ -67,33 +67,38 @@ def list_measured(connection: Connection, pipeline_id: UUID, check: str, *, limi
 
 def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> int | None:
     """Record a run's counters. Return the batch size of its version, while that is the pipeline's current version."""
-    row = _RECORD_PROGRESS.fetch_one(
-        connection,
-        [
-            counters.rows_read,
-            counters.rows_written,
-            counters.rows_deleted,
-            counters.rows_rejected,
-            counters.batches,
-            counters.cursor_from,
-            counters.cursor_to,
-            Jsonb(counters.metrics),
-            attempts,
-            run_id,
-        ],
-    )
+    row = _RECORD_PROGRESS.fetch_one(connection, {**progress_of(counters, attempts=attempts), "run": run_id})
     return row["batch_size"] if row else None
 
 
+# The values of `PROGRESS`, by name.
+Progress = dict[str, Any]
+
+PROGRESS = sql.SQL(
+    """
+    rows_read = %(rows_read)s, rows_written = %(rows_written)s, rows_deleted = %(rows_deleted)s,
+    rows_rejected = %(rows_rejected)s, batches = %(batches)s, cursor_from = %(cursor_from)s, cursor_to = %(cursor_to)s,
+    metrics = %(metrics)s, attempts = %(attempts)s
+    """
+)
+
+
+def progress_of(counters: Counters, *, attempts: int) -> Progress:
+    return vars(counters) | {"metrics": Jsonb(counters.metrics), "attempts": attempts}
+
+
 _RECORD_PROGRESS = Statement(
-    b"""
+    sql.SQL(
+        """
     UPDATE etl.etl_runs
-    SET rows_read = %s, rows_written = %s, rows_deleted = %s, rows_rejected = %s, batches = %s,
-        cursor_from = %s, cursor_to = %s, metrics = %s, attempts = %s, updated_at = clock_timestamp()
-    WHERE id = %s AND status = 'RUNNING'
+    SET {progress}, updated_at = clock_timestamp()
+    WHERE id = %(run)s AND status = 'RUNNING'
     RETURNING (SELECT p.batch_size FROM etl.etl_pipelines p
                WHERE p.id = pipeline_id AND p.version = pipeline_version) AS batch_size
     """
+    )
+    .format(progress=PROGRESS)
+    .as_bytes()
 )
 
 

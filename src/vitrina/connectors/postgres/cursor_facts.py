@@ -26,7 +26,6 @@ def choose_cursor(source: OpenedQuery) -> Cursor:
     """Choose the cursor; raise if a pass cannot be resumed from it."""
     options = source.definition.options
     cursor = cursors.cursor_of(source.definition, source.types)
-    source.on_standby = cursors.is_standby(source.reader.connection)
     if source.on_standby:
         cursors.refuse_on_standby(cursor, options)
     if cursor.has_no_zone:

@@ -12,7 +12,7 @@ from psycopg.sql import SQL, Composed
 from vitrina import explain
 from vitrina.connectors.postgres import operators
 from vitrina.connectors.postgres.reach import Name, Reach, reach
-from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
+from vitrina.connectors.postgres.source import Bounds, Explained, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
 from vitrina.sentences import say
 from vitrina.settings import Settings
@@ -24,9 +24,10 @@ SOURCE_QUERY = say("run.the_query")
 
 @dataclass(frozen=True)
 class Admitted:
-    """Represent a statement that may run: its plan, and everything that it may call."""
+    """Represent a statement that may run: its plan, what the server opened for it, and everything it may call."""
 
     plan: Plan
+    opened: frozenset[int]
     reach: Reach
 
     @property
@@ -47,28 +48,45 @@ def admit(
     statement: Composed | None = None,
     max_cost: float | None = None,
     own: frozenset[Name] = frozenset(),
+    explained: Explained | None = None,
+    known: Admitted | None = None,
 ) -> Admitted:
     """Explain a query, or a statement built from it, and check it.
 
     Raise `SourceQueryFailed` that names what it must not read or call, or its cost. `own`: relations that the run
-    itself shows to the query.
+    itself shows to the query. `explained`: its plan, if the caller has it. `known`: the same query with other bounds,
+    as it was admitted.
     """
-    found = reader.explain(statement or query.select([SQL("q.*")], Bounds()))
-    reached = reach(
-        reader.connection,
-        opened=found.opened,
-        tables=query.judged.tables,
-        functions=_functions(query, found.plan),
-        trusted_extensions=settings.extensions,
-    )
+    found = explained or reader.explain(statement or query.select([SQL("q.*")], Bounds()))
+    functions = _functions(query, found.plan)
+    if known and _reaches_no_more(known, found, functions):
+        reached = known.reach
+    else:
+        reached = reach(
+            reader.connection,
+            opened=found.opened,
+            tables=query.judged.tables,
+            functions=functions,
+            trusted_extensions=settings.extensions,
+        )
     _refuse_strangers(found.plan, reached, settings, what, own)
     _refuse_effects(found.plan, reached, reader, settings, what)
-    operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
+    if reached.has_foreign_types:
+        operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
     _refuse_cost(found.plan, max_cost, what)
-    admitted = Admitted(found.plan, reached)
+    admitted = Admitted(found.plan, found.opened, reached)
     # A reset may not remove what such functions leave in a session, so other runs do not reuse it.
     reader.ends_with_run = reader.ends_with_run or bool(admitted.functions_of_unknown_effect)
     return admitted
+
+
+def _reaches_no_more(known: Admitted, found: Explained, functions: set[Name]) -> bool:
+    """Return whether a query can reach only what it could when it was admitted, so that the catalog need not be asked.
+
+    A table leads nowhere. A view or function of the same oid may have been replaced since, and another table of the
+    same name, a new partition or what a new rule reads has an oid that was not opened before.
+    """
+    return known.reach.is_plain and not functions and found.opened <= known.opened
 
 
 def functions_of_unknown_effect(plan: Plan) -> set[str]:

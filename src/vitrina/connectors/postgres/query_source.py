@@ -20,7 +20,7 @@ from vitrina.connectors.postgres import (
     rescan,
     single_rows,
 )
-from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.connectors.postgres.cursor import Cursor, cursor_of
 from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.query_pass import QueryPass
@@ -61,15 +61,19 @@ class QuerySource(OpenedQuery):
 
     def describe(self, window: Window) -> Description:
         """Describe the columns, choose the cursor, and check the plan."""
-        self.result = tuple(self.reader.describe(self.judged))
-        if self.definition.mode == "incremental":
-            self.cursor = cursor_facts.choose_cursor(self)
-            self._refuse_unreadable(self.cursor)
-        elif self.judged.parameters:
-            raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(self.judged.parameters)[0]))
+        with self.reader.reading():
+            self.result = tuple(self.reader.describe(self.judged))
+            if self.definition.mode == "incremental":
+                self.cursor = cursor_of(self.definition, self.types)
+            elif self.judged.parameters:
+                raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(self.judged.parameters)[0]))
+            explained = self.reader.explain(self.query.select([SQL("q.*")], Bounds()))
         self._admitted = plan_check.admit(
-            self.reader, self.query, self.settings, max_cost=self.definition.options.max_cost
+            self.reader, self.query, self.settings, max_cost=self.definition.options.max_cost, explained=explained
         )
+        if self.cursor:  # after the check: its newest value may be read, by the query itself
+            self.on_standby = explained.on_standby
+            self._refuse_unreadable(cursor_facts.choose_cursor(self))
         plan = self._admitted.plan
         cursor = {"key": self.cursor.key, "type": self.cursor.base_type} if self.cursor else None
         return Description(
@@ -339,6 +343,7 @@ class QuerySource(OpenedQuery):
             self.settings,
             statement=self.query.select([SQL("q.*")], bounds),
             max_cost=self.definition.options.max_cost,
+            known=self._admitted,
         )
 
     def collation(self, name: str) -> str | None:

@@ -1,7 +1,7 @@
 """Find what a query reaches through the catalog: views, rules, partitions and SQL functions, whatever its plan.
 
 The planner omits what it can prove to be empty, and a bound that is filled in later changes what it can prove. The
-catalog shows where a view may lead whatever the bounds are. It is queried again for every run: two short statements for
+catalog shows where a view may lead whatever the bounds are. It is queried again for every run: one short statement for
 plain tables, and two more for each level of views.
 """
 
@@ -28,6 +28,10 @@ class Reach:
     functions: set[Name] = field(default_factory=set)
     volatile_of_catalog: set[str] = field(default_factory=set)
     ways: dict[Name, Name] = field(default_factory=dict)
+    # Whether reading touches tables only: no view, partition, inherited table or function.
+    is_plain: bool = True
+    # Whether a relation has a column of a type outside of pg_catalog.
+    has_foreign_types: bool = False
 
     def way_to(self, name: Name) -> str:
         """Return ` by way of content.leak`, or an empty string if the query itself names it."""
@@ -48,6 +52,8 @@ class _Node:
     leads_to: frozenset[Key] = frozenset()
     operators: frozenset[int] = frozenset()
     names: frozenset[tuple[Kind, str, str]] = frozenset()
+    is_table: bool = False
+    has_foreign_types: bool = False
 
 
 def reach(
@@ -63,23 +69,30 @@ def reach(
     Functions of trusted extensions are not followed, because the operator has vouched for them.
     """
     found, said = Reach(), set(tables)
-    named: Names = {("relation", *name) for name in said} | {("function", *name) for name in functions}
-    waiting: set[Key] = {("relation", oid) for oid in opened} | set(_resolved(connection, named))
+    waiting: set[Key] = {("relation", oid) for oid in opened}
+    waiting |= set(_resolved(connection, {("function", *name) for name in functions}))
     names: dict[Key, Name] = {}
     leaders: dict[Key, Name] = {}
     asked: set[Key] = set()
-    while waiting:
-        asked |= waiting
-        behind: set[Key] = set()
-        for node in _nodes(connection, waiting, sorted(trusted_extensions)):
-            names[node.kind, node.oid] = node.name
-            _note(found, node)
-            leads_to = {*node.leads_to, *_resolved(connection, node.names), *_behind(connection, node.operators)}
-            leads_to.discard((node.kind, node.oid))  # before PostgreSQL 16, the rule of a view names the view itself
-            for key in leads_to:
-                leaders.setdefault(key, node.name)
-            behind |= leads_to
-        waiting = behind - asked
+
+    def follow(waiting: set[Key]) -> None:
+        while waiting:
+            asked.update(waiting)
+            behind: set[Key] = set()
+            for node in _nodes(connection, waiting, sorted(trusted_extensions)):
+                names[node.kind, node.oid] = node.name
+                _note(found, node)
+                leads_to = {*node.leads_to, *_resolved(connection, node.names), *_behind(connection, node.operators)}
+                # Before PostgreSQL 16, the rule of a view names the view itself.
+                leads_to.discard((node.kind, node.oid))
+                for key in leads_to:
+                    leaders.setdefault(key, node.name)
+                behind |= leads_to
+            waiting = behind - asked
+
+    follow(waiting)
+    # Usually none: the server has opened each table that the query names.
+    follow(set(_resolved(connection, {("relation", *name) for name in said - found.relations})) - asked)
     found.ways = {
         names[key]: leader
         for key, leader in leaders.items()
@@ -89,6 +102,8 @@ def reach(
 
 
 def _note(found: Reach, node: _Node) -> None:
+    found.is_plain = found.is_plain and node.is_table
+    found.has_foreign_types = found.has_foreign_types or node.has_foreign_types
     if node.kind == "relation":
         found.relations.add(node.name)
     elif node.name[0] != "pg_catalog":
@@ -108,6 +123,8 @@ def _nodes(connection: Connection, keys: Iterable[Key], trusted_extensions: list
             (row["schema"], row["name"]),
             leads_to=frozenset(children | _in_tree(row["tree"])),
             operators=_operators_in(row["tree"]),
+            is_table=row["kind"] != "v" and not children,
+            has_foreign_types=row["has_foreign_types"],
         )
     for row in _FUNCTIONS.fetch_all(connection, [trusted_extensions, functions]) if functions else ():
         parts: set[Key] = {("function", oid) for oid in row["parts"] if oid}
@@ -123,15 +140,19 @@ def _nodes(connection: Connection, keys: Iterable[Key], trusted_extensions: list
 
 
 # A materialized view has its own data; a view reads its underlying relations. With row_security off, the server refuses
-# tables that have policies, so that nothing is reached through policies.
+# tables that have policies, so that nothing is reached through policies. The planner does not see how many oids there
+# are (ARRAY), so that it plans the statement once per session and not for each execution.
 _RELATIONS = Statement(
     rb"""
-SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
+SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind,
        ARRAY(SELECT i.inhrelid::int8 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) AS children,
        (SELECT pg_catalog.string_agg(r.ev_action::text, ' ') FROM pg_catalog.pg_rewrite r
-        WHERE r.ev_class = c.oid AND r.ev_type = '1' AND c.relkind = 'v') AS tree
+        WHERE r.ev_class = c.oid AND r.ev_type = '1' AND c.relkind = 'v') AS tree,
+       EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type y ON y.oid = a.atttypid
+               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                 AND y.typnamespace <> 'pg_catalog'::pg_catalog.regnamespace) AS has_foreign_types
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY(%s::oid[]) AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+WHERE c.oid = ANY(ARRAY(SELECT unnest(%s::oid[]))) AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
 """
 )
 _FUNCTIONS = Statement(

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 MAX_PLAN_CHARACTERS = 4 << 20
 _TOO_LONG = "the plan is too long"
 # libpq holds a whole row in memory, so the server checks its length. A cursor accepts a single statement, never two.
-# The text of an error may be as long as a plan.
+# The text of an error may be as long as a plan. These are one message: the user's query is a literal in the first
+# statement, and the last one has the answer.
 _EXPLAIN_BOUNDED = f"""
+SELECT pg_catalog.set_config('vitrina.statement', {{}}, true);
 DO $vitrina$
 DECLARE
     shown text;
@@ -50,15 +52,12 @@ EXCEPTION WHEN OTHERS THEN
     GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
     RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = pg_catalog."left"(SQLERRM, 10000),
         DETAIL = pg_catalog."left"(detail, 10000), HINT = pg_catalog."left"(hint, 10000);
-END $vitrina$
-"""
-_EXPLAINED = Statement(
-    b"""
+END $vitrina$;
 SELECT pg_catalog.current_setting('vitrina.plan') AS plan,
        ARRAY(SELECT DISTINCT relation::int8 FROM pg_catalog.pg_lock_status()
-             WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'relation') AS opened
-"""
-)
+             WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'relation') AS opened,
+       pg_catalog.pg_is_in_recovery() AS on_standby
+"""  # noqa: S608 - a number and a constant
 _SET = Statement(b"SELECT pg_catalog.set_config(%s, %s, true)")
 # The driver returns Arrow batches of about this size, from which the batches of the run are assembled.
 _FETCH_BYTES = 2 << 20
@@ -248,6 +247,7 @@ class SqlReader:
         self._url = url
         self._application_name = application_name
         self._streaming: Any = None
+        self._is_reading = False
         # Set if functions of unknown effect were called or a large value has grown the buffers: other runs must not
         # reuse it.
         self.ends_with_run = False
@@ -256,8 +256,12 @@ class SqlReader:
     def reading(self, settings: Mapping[str, str] = NO_SETTINGS, snapshot: str | None = None) -> Iterator[None]:
         """Open a read-only transaction that is always rolled back, including settings that a query changes in it.
 
-        `snapshot`: one that another session has exported.
+        Inside such a block, another one without settings is part of its transaction. `snapshot`: one that another
+        session has exported.
         """
+        if self._is_reading and not settings and snapshot is None:
+            yield
+            return
         is_first = self.connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         if is_first:  # part of BEGIN, which saves a statement
             self.connection.read_only = True
@@ -269,7 +273,11 @@ class SqlReader:
                     self._enter(snapshot)
                 for name, value in settings.items():
                     _SET.fetch_one(self.connection, [name, value])
-                yield
+                was_reading, self._is_reading = self._is_reading, True
+                try:
+                    yield
+                finally:
+                    self._is_reading = was_reading
         finally:
             if is_first:
                 self._forget_read_only()
@@ -339,11 +347,14 @@ class SqlReader:
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
         """Look up the names of the types, in the caller's transaction."""
-        # With their schemas, as other sessions have to write them: only this session finds types of extensions without.
-        _SET.fetch_one(self.connection, ["search_path", ""])
-        oids, typmods = [oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]
-        rows = _TYPE_NAMES.fetch_all(self.connection, [oids, typmods])
-        return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
+        kinds = {(oid, typmod) for _, oid, typmod in columns}
+        found = {kind: _known_types[kind] for kind in kinds & _known_types.keys()}
+        unknown = list(kinds - found.keys())
+        if unknown:
+            row = _TYPE_NAMES.get_one(self.connection, [[oid for oid, _ in unknown], [typmod for _, typmod in unknown]])
+            found.update(zip(unknown, row["types"], strict=True))
+            _known_types.update({kind: name for kind, name in found.items() if kind[0] < _FIRST_ASSIGNED_OID})
+        return [Column(name, found[oid, typmod]) for name, oid, typmod in columns]
 
     def explain(self, statement: Composed) -> "Explained":
         """Run EXPLAIN (VERBOSE, FORMAT JSON) on a statement that may contain the user's query, and list what it opened.
@@ -354,9 +365,10 @@ class SqlReader:
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
             with self.reading():
-                _SET.fetch_one(self.connection, ["vitrina.statement", text])
-                self.connection.execute(_EXPLAIN_BOUNDED)
-                row = _EXPLAINED.get_one(self.connection)
+                done = self.connection.execute(SQL(_EXPLAIN_BOUNDED).format(Value(text)))
+                while done.nextset():
+                    pass
+                row = database.one(done)
         except psycopg.errors.ProgramLimitExceeded as exc:
             if exc.diag.message_primary != _TOO_LONG:
                 raise translate_read(exc) from exc
@@ -366,7 +378,7 @@ class SqlReader:
             ) from None
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
-        return Explained(_parsed(row["plan"]), tuple(row["opened"]))
+        return Explained(_parsed(row["plan"]), frozenset(row["opened"]), row["on_standby"])
 
     def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
         """Return those names for which the server has a volatile function."""
@@ -451,20 +463,31 @@ class SqlReader:
         return f"{options} {more}"
 
 
+# Names have schemas, as other sessions have to write them: only this session finds types of extensions without. Each
+# step reads the result of the one before: the path is emptied, the names are made, the path is restored.
 _TYPE_NAMES = Statement(
     b"""
-    SELECT pg_catalog.format_type(oid, typmod) AS type
-    FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
+    WITH emptied AS MATERIALIZED (
+        SELECT pg_catalog.current_setting('search_path') AS path, pg_catalog.set_config('search_path', '', true)
+    ), named AS MATERIALIZED (
+        SELECT pg_catalog.array_agg(pg_catalog.format_type(oid, typmod) ORDER BY position) AS types, min(path) AS path
+        FROM emptied, unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position)
+    )
+    SELECT types, pg_catalog.set_config('search_path', path, true) FROM named
     """
 )
+# The server's own types have the same oids and names in every database.
+_FIRST_ASSIGNED_OID = 10000
+_known_types: dict[tuple[int, int], str] = {}
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Hold the plan of a statement and the relations (by oid) that the server opened to make it."""
+    """Hold the plan of a statement, the relations (by oid) that the server opened to make it, and what server it is."""
 
     plan: list[dict[str, Any]]
-    opened: tuple[int, ...]
+    opened: frozenset[int]
+    on_standby: bool
 
 
 def _begin_in(connection: Any, snapshot: str) -> None:

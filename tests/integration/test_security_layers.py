@@ -231,7 +231,7 @@ def _fill(place: Place, reader: SqlReader, judged: CheckedQuery) -> None:
     plan = reader.explain(query.select([SQL("q.*")], Bounds())).plan
     source = PushdownSource(
         reader,
-        reader.connection,
+        lambda: reader.connection,
         _AsText(judged),
         bounds=Bounds(),
         turns=Turns(place.stage),

@@ -23,34 +23,52 @@ from vitrina.store import database, dead_letters
 SNAPSHOT_OBSTACLE = say("plan.one_snapshot")
 # Position of a Python source that set no checkpoint with its last batch.
 _NO_CHECKPOINT = '["null"]'
+# Reading for less than this is repeated after an interruption, rather than committed before the publication.
+READ_AGAIN_SECONDS = 1.0
 
 
 def full(run: Run) -> None:
     """Load everything. The first pass of an incremental pipeline is a full load too, if the target is empty."""
     load, must_fill = _continued(run) or (_begun(run), True)
     incremental.count_unseen(run)
+    uncounted = None
     if must_fill and not _is_complete(run.checkpoint):
         with refusals.of_reading(), run.until_paused(filling=True):
-            _fill(run, load)
+            uncounted = _fill(run, load)
     try:
         with refusals.of_publish(run.checkpoint.load_started_at):
-            _publish(run, load)
+            _publish(run, load, uncounted)
     except DuplicateKeys:
         if not _follows(run):
             raise
         _merge_instead(run)
 
 
-def _fill(run: Run, load: Load) -> None:
+def _fill(run: Run, load: Load) -> Part | None:
+    """Read what is missing. Return a part that the checkpoint does not count yet, because publishing counts it."""
     if run.plan.paging == "key ranges":
         # Imported here: most loads are not split into ranges.
         from vitrina.loads import ranged
 
         ranged.fill(run, load)
-        return
+        return None
+    started, uncounted = time.monotonic(), None
     with run.parts(load, window_of(run.job, resume_point(run.checkpoint))) as parts:
         for part in parts:
-            run.commit(load, part, _counting(run))
+            if _is_read_again(run, part, time.monotonic() - started):
+                uncounted = part
+            else:
+                run.commit(load, part, _counting(run))
+    return uncounted
+
+
+def _is_read_again(run: Run, part: Part, seconds: float) -> bool:
+    """Return whether the whole load is one part that was read so fast that a lost runner's successor reads it again.
+
+    Then publishing counts it, and it needs no transaction of its own. A pause keeps it instead.
+    """
+    is_whole = part.ends and part.last is None and run.job.target.session is not None
+    return is_whole and seconds < READ_AGAIN_SECONDS and not run.control.pause_asked
 
 
 def _counting(run: Run) -> "incremental.After":
@@ -163,20 +181,26 @@ def _begun(run: Run) -> Load:
             identity=begun.identity | dict(done.identity),
         )
 
-    fence = run.fence("beginning a load", move, progressed=False, point="load.fenced")
+    fence = run.fence("beginning a load", move, progressed=False, points=["load.fenced"])
     load.begin(fence)
     fence.require_passed()
     return load
 
 
-def _publish(run: Run, load: Load) -> None:
+def _publish(run: Run, load: Load, uncounted: Part | None) -> None:
     run.control.check()
     started = time.monotonic()
     begun_at = run.checkpoint.load_started_at
     notes: dict[str, Any] = {}
 
+    if uncounted:
+        # Only here: until the publication commits, the stored checkpoint does not have it.
+        run.checkpoint = _counting(run)(run.checkpoint, uncounted)
+
     def move(done: Done) -> Checkpoint:
         run.letters.rebuilt(begun_at)
+        if uncounted:
+            run.meter.batch(uncounted, done.counts, 0.0)
         if done.judged:
             run.meter.checked(done.judged.outcomes, whole=True)
             run.letters.record_rejected(Part(0, 0, None, letters=done.judged.letters))
@@ -187,7 +211,8 @@ def _publish(run: Run, load: Load) -> None:
         found = _after_load(run)
         return replace(found, identity=found.identity | dict(done.identity))
 
-    fence = run.fence("publishing", move, point="publish.fenced")
+    points = ["batch.fenced", "publish.fenced"] if uncounted else ["publish.fenced"]
+    fence = run.fence("publishing", move, points=points)
     run.judge_load(load)
     try:
         with run.until_paused():
@@ -199,6 +224,8 @@ def _publish(run: Run, load: Load) -> None:
         run.record_guard(exc)
         raise
     fence.require_passed()
+    if uncounted:
+        run.after_part(uncounted)
     failpoints.hit("publish.committed")
     run.letters.rebuilt(begun_at, committed=True)
     run.log.info("run.published", **vars(counts), **notes, duration_ms=round((time.monotonic() - started) * 1000))

@@ -11,7 +11,7 @@ from vitrina.loads.run import Run
 from vitrina.ports.batch import Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.source import Pass, Passes, Window
-from vitrina.ports.target import Done, Load, Loading
+from vitrina.ports.target import Done, EndsWithPart, Load, Loading
 from vitrina.sentences import say
 
 After = Callable[[Checkpoint, Part], Checkpoint]
@@ -27,11 +27,21 @@ def incremental(run: Run) -> None:
     begin(run, load)
     run.letters.watch_steps()
     run.meter.started_from(run.checkpoint.last_key or run.checkpoint.safe_upto)
-    for window in following.windows():
+    windows, is_ended = [*following.windows()], False
+    for window in windows:
         with run.until_paused(), run.parts(load, window) as parts:
             for part in parts:
-                run.commit(load, part, following.after)
-    _end_pass(run, load, following)
+                if part.ends and window is windows[-1] and isinstance(load, EndsWithPart):
+                    run.commit_last(load, part, _ended_with(run, following, part))
+                    is_ended = True
+                else:
+                    run.commit(load, part, following.after)
+    if not is_ended:
+        _end_pass(run, load, following)
+    failpoints.hit("pass.ended")
+    load.discard()
+    run.settle(obey_pause=False)
+    run.judge_target()
 
 
 def open_merge(
@@ -125,13 +135,14 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
             run.meter.note(name, value)
         return ended.identified(**done.identity)
 
-    fence = run.fence("ending the pass", move, point="pass.fenced")
+    fence = run.fence("ending the pass", move, points=["pass.fenced"])
     load.publish(fence)
     fence.require_passed()
-    failpoints.hit("pass.ended")
-    load.discard()
-    run.settle(obey_pause=False)
-    run.judge_target()
+
+
+def _ended_with(run: Run, following: Pass, part: Part) -> Checkpoint:
+    """Compute the checkpoint after the last part, before the transaction that merges it: this asks the source."""
+    return following.ended(following.after(run.checkpoint, part), run.meter.counters.rows_read + part.rows)
 
 
 def save_position(run: Run) -> None:

@@ -524,7 +524,7 @@ class Follower:
             found = place.put_into(replace(run.checkpoint, batch_no=part.number))
             return replace(found, identity=found.identity | dict(done.identity))
 
-        return run.fence("correcting the target", move, point="batch.fenced")
+        return run.fence("correcting the target", move, points=["batch.fenced"])
 
 
 def _derivation(run: Run) -> Derivation:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -26,7 +26,7 @@ from vitrina.ports.batch import Counts, Filling, Part, Position, delivered_in
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.checks import Judges, guard_outcome, refuse_failed
 from vitrina.ports.source import Window
-from vitrina.ports.target import DONE, Done, Load, Loading
+from vitrina.ports.target import DONE, Done, EndsWithPart, Load, Loading
 from vitrina.sentences import say
 from vitrina.status import Status
 from vitrina.store import database, leases
@@ -137,8 +137,8 @@ class Run:
         letters = (*part.letters, *done.judged.letters)
         return replace(part, letters=letters, delivered=delivered_in(letters, part.delivered, done.judged.delivered))
 
-    def fence(self, what: str, move: Move, *, progressed: bool = True, point: str | None = None) -> "RunFence":
-        return RunFence(self, what, move, progressed=progressed, point=point)
+    def fence(self, what: str, move: Move, *, progressed: bool = True, points: Sequence[str] = ()) -> "RunFence":
+        return RunFence(self, what, move, progressed=progressed, points=points)
 
     def record(self, what: str, checkpoint: Checkpoint, *, progressed: bool = False) -> None:
         """Move the checkpoint alone, without data."""
@@ -179,7 +179,14 @@ class Run:
             load_input.open_filling(self.job, load, window, gate=lambda: self.gate) as filled,
             self.ahead(filled, window.after) as parts,
         ):
-            yield iter(parts)
+            yield map(self._located, parts)
+
+    def _located(self, part: Part) -> Part:
+        session = self.job.target.session
+        if part.locate is None or session is None:
+            return part
+        with database.translated("finding the end of a batch"):
+            return replace(part, last=part.locate(session), locate=None)
 
     def ahead(self, filling: Filling, after: Position | None) -> Ahead:
         """Fill in another thread. Meanwhile this thread checks lease and pause, and records what it waits for."""
@@ -214,6 +221,29 @@ class Run:
         self, load: Load, part: Part, after: Callable[[Checkpoint, Part], Checkpoint], *, settles: bool = True
     ) -> Counts:
         """Commit a part: rejected rows, counters and checkpoint move with the data, or not at all."""
+        counted = self._commit(load.commit, part, after, progressed=self.keeps_progress, points=["batch.fenced"])
+        if settles:
+            self.settle()
+        return counted
+
+    def commit_last(self, load: EndsWithPart, part: Part, ended: Checkpoint) -> None:
+        """Commit the last part of a pass and end the pass in the same transaction."""
+
+        def after(_: Checkpoint, __: Part) -> Checkpoint:
+            self.meter.reached(ended.safe_upto)
+            return ended
+
+        self._commit(load.commit_last, part, after, progressed=True, points=["batch.fenced", "pass.fenced"])
+
+    def _commit(
+        self,
+        commit: Callable[[Part, "RunFence"], None],
+        part: Part,
+        after: Callable[[Checkpoint, Part], Checkpoint],
+        *,
+        progressed: bool,
+        points: Sequence[str],
+    ) -> Counts:
         self.control.check()
         started, counted = time.monotonic(), Counts()
         too_many = self._too_many_dead_letters(sum(not letter.by_check for letter in part.letters))
@@ -222,24 +252,19 @@ class Run:
             nonlocal counted
             counted = done.counts
             self.letters.record_rejected(self.after_checks(part, done))
-            found = self._before_refusal() if too_many else after(self.checkpoint, part)
             self.meter.batch(part, done.counts, self._merge_seconds(started))
             self.meter.merged(done.counts)
             self._note(done)
+            found = self._before_refusal() if too_many else after(self.checkpoint, part)
             return replace(found, identity=found.identity | dict(done.identity))
 
-        fence = self._counting(move)
-        load.commit(part, fence)
+        fence = self.fence("counting a batch", move, progressed=progressed, points=points)
+        commit(part, fence)
         fence.require_passed()
         if too_many:
             raise too_many
         self.after_part(part)
-        if settles:
-            self.settle()
         return counted
-
-    def _counting(self, move: Move) -> "RunFence":
-        return self.fence("counting a batch", move, progressed=self.keeps_progress, point="batch.fenced")
 
     def _merge_seconds(self, started: float) -> float:
         """Measure the merge of a target that merges in its own transaction; other targets were measured before."""
@@ -322,12 +347,12 @@ class Run:
 class RunFence:
     """Move the checkpoint of one run, once, with what a load did."""
 
-    def __init__(self, run: Run, what: str, move: Move, *, progressed: bool, point: str | None) -> None:
+    def __init__(self, run: Run, what: str, move: Move, *, progressed: bool, points: Sequence[str]) -> None:
         self._run = run
         self._what = what
         self._move = move
         self._progressed = progressed
-        self._point = point
+        self._points = points
         self._is_spent = False
 
     @property
@@ -350,8 +375,8 @@ class RunFence:
         self._is_spent = True
         run.checkpoint = self._move(done)
         run.job.ledger.fence(run.checkpoint, run.meter.counters, attempt=run.meter.attempt, progressed=self._progressed)
-        if self._point:
-            failpoints.hit(self._point)
+        for point in self._points:
+            failpoints.hit(point)
         run.control.require_lease()
 
     def require_passed(self) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    import psycopg
     import pyarrow as pa
 
 T = TypeVar("T")
@@ -194,6 +195,11 @@ class Part:
     judged: Any = None
     # Positions, among the rows read, of those that the steps filtered out. Recorded only on request.
     filtered: tuple[int, ...] = ()
+    # Whether no part follows it in its window; False if the source does not know yet.
+    ends: bool = False
+    # Finds `last` in the run's own session, which is idle between parts. Set only in a part that ends its window:
+    # the thread that fills needs no position to read on.
+    locate: "Callable[[psycopg.Connection[Any]], Position | None] | None" = None
 
     @property
     def staged_rows(self) -> int:

@@ -374,6 +374,15 @@ class Shortcut(Protocol):
 
 
 @runtime_checkable
+class EndsWithPart(Protocol):
+    """Define a load that can end a pass together with its last part, which saves a transaction."""
+
+    def commit_last(self, part: Part, fence: Fence) -> None:
+        """Do what `commit` and `publish` do, with one fence."""
+        ...
+
+
+@runtime_checkable
 class Removes(Protocol):
     """Define a load that can remove single rows, which repair needs."""
 

@@ -488,18 +488,34 @@ class MergeLoad(BaseLoad):
         return nullcontext(self._kept)
 
     def commit(self, part: Part, fence: Fence) -> None:
-        target = self._target
         stage = self.turns.of(part.number)
+        is_added = False
+
+        def make_room() -> None:
+            nonlocal is_added
+            is_added = self._make_room(stage, part)
+
+        self._merge(stage, part, fence, make_room)
+        self._has_merged = True
+        if is_added:
+            self.turns.add(self._second)
+
+    def commit_last(self, part: Part, fence: Fence) -> None:
+        self._merge(self.turns.of(part.number), part, fence, lambda: self._drop_stages(fence.found))
+
+    def _merge(self, stage: Stage, part: Part, fence: Fence, afterwards: Callable[[], None]) -> None:
+        target = self._target
         with target.transaction(f"merging into {target.opening.name}"):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number)
-            is_added = self._make_room(stage, part)
+            afterwards()
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
-        self._has_merged = True
-        if is_added:
-            self.turns.add(self._second)
+
+    def _drop_stages(self, found: Checkpoint) -> None:
+        """Drop the stages, but not that of a load that resumes later."""
+        self._writer.drop_other_stages(keep=[found.stage] if found.stage else [])
 
     def _make_room(self, stage: Stage, part: Part) -> bool:
         """Empty a stage that has grown. Return whether a second stage was created instead.
@@ -599,9 +615,8 @@ class MergeLoad(BaseLoad):
 
     def publish(self, fence: Fence) -> Counts:
         """End the pass: every part is already visible."""
-        unfinished = fence.found.stage
         with self._target.transaction("ending the pass"):
-            self._writer.drop_other_stages(keep=[unfinished] if unfinished else [])
+            self._drop_stages(fence.found)
             fence.inside(self._target.session, Done(identity=self._target.of_snapshot(), notes=self._target.notes()))
         return Counts()
 
@@ -643,8 +658,11 @@ class PostgresShortcut:
                 yield self._by_copy(load.turns, window, route, second)
             else:
                 paging = self._paging(window, route)
-                probe = self._second_session(sessions) if paging.staged_as else None
                 self._target.date_snapshot()
+
+                def probe() -> Connection:
+                    return self._second_session(sessions)
+
                 snapshot = self._snapshot(window, route, sessions)
                 yield self._by_postgres(load.turns, window, probe, snapshot, paging=paging, isolate=route.isolate)
 
@@ -675,7 +693,7 @@ class PostgresShortcut:
         self,
         turns: Turns,
         window: Window,
-        probe: Connection | None,
+        probe: Callable[[], Connection],
         snapshot: SharedSnapshot | None,
         *,
         paging: Paging,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
@@ -12,6 +13,7 @@ from vitrina import failpoints
 from vitrina.connectors.postgres.source import NO_ORDER, Age, Bounds, Order, Query, SqlReader, column, translate_read
 from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, Turns
 from vitrina.connectors.postgres.target import null_key_error
+from vitrina.errors import Disconnected
 from vitrina.ports.batch import Part, Position, Stopwatch
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
@@ -34,7 +36,7 @@ class PushdownSource:
     def __init__(
         self,
         reader: SqlReader,
-        probe: Connection | None,
+        open_probe: Callable[[], Connection],
         query: Query,
         *,
         bounds: Bounds,
@@ -46,8 +48,10 @@ class PushdownSource:
         snapshot: "SharedSnapshot | None" = None,
     ) -> None:
         self._reader = reader
-        # Reads where a page ended. None: all rows come in one statement, which is not resumed.
-        self._probe = probe
+        # Reads where a page ended, if another follows. Opened then: most windows are one page.
+        self._open_probe = open_probe
+        self._probe: Connection | None = None
+        self._is_closed = False
         self._query = query
         self._bounds = bounds
         self._turns = turns
@@ -69,15 +73,25 @@ class PushdownSource:
             with watch.lap("read"):
                 rows = self._fill(stage, number, position, limit)
             failpoints.hit("batch.filled")
-            if rows:
-                with watch.lap("stage"):
-                    position = self._last(stage, number)
-                yield Part(number, rows, position, time.monotonic() - started, timings=watch.timings, reopened=reopened)
+            part = Part(number, rows, None, time.monotonic() - started, timings=watch.timings, reopened=reopened)
             if limit is None or rows < limit:
+                if rows:
+                    yield replace(part, ends=True, locate=self._last(stage, number))
                 return
+            find_last = self._last(stage, number)
+            with watch.lap("stage"):
+                position = find_last(self._require_probe()) if find_last else None
+            yield replace(part, last=position, seconds=time.monotonic() - started)
             number += 1
 
+    def _require_probe(self) -> Connection:
+        if self._is_closed:
+            raise Disconnected("the run has stopped reading")
+        self._probe = self._probe or self._open_probe()
+        return self._probe
+
     def close(self) -> None:
+        self._is_closed = True
         with suppress(psycopg.Error):  # a server that does not respond is disconnected anyway
             self._reader.connection.cancel_safe(timeout=2)
         sessions.cut(self._reader.connection)
@@ -148,28 +162,31 @@ class PushdownSource:
             return []
         return [cursor.key, *([cursor.id] if cursor.id else [])]
 
-    def _last(self, stage: Stage, number: int) -> Position | None:
-        """Read from the stage where this batch ended, in another session: the reader may only insert there."""
-        if self._probe is None or not self._paging.staged_as:
+    def _last(self, stage: Stage, number: int) -> Callable[[Connection], Position | None] | None:
+        """Return what reads from the stage where this batch ended: the reader may only insert there."""
+        if not self._paging.staged_as:
             return None
         names = [Identifier(name) for name in self._paging.staged_as]
         known = self._paging.order.collations or (None,) * len(names)
         collations = [SQL(f" COLLATE {name}" if name else "") for name in known]
-        row = self._probe.execute(
-            SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
-                SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),
-                stage.identifier,
-                Identifier(EPOCH),
-                Literal(self._epoch),
-                Identifier(BATCH),
-                Literal(number),
-                SQL(", ").join(
-                    SQL("{}.{}{} DESC").format(stage.identifier, name, collation)
-                    for name, collation in zip(names, collations, strict=True)
-                ),
-            )
-        ).fetchone()
-        return tuple(row.values()) if row else None
+        last = SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
+            SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),
+            stage.identifier,
+            Identifier(EPOCH),
+            Literal(self._epoch),
+            Identifier(BATCH),
+            Literal(number),
+            SQL(", ").join(
+                SQL("{}.{}{} DESC").format(stage.identifier, name, collation)
+                for name, collation in zip(names, collations, strict=True)
+            ),
+        )
+
+        def find(session: psycopg.Connection[Any]) -> Position | None:
+            row = session.execute(last).fetchone()
+            return tuple(row.values()) if row else None
+
+        return find
 
 
 class SharedSnapshot:

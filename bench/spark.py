@@ -2,7 +2,8 @@
 
 `make test-spark` installs what it needs. A few rows and many, by one stream of the runner and by two executors on this
 machine. The first load of a cluster starts the Python processes of its executors; later ones find them. CPU is that of
-databases, runner, driver and executors. Writes results/spark.json and results/spark.md.
+databases, runner, driver and executors, including processes that have ended. Writes results/spark.json and
+results/spark.md.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pydantic import SecretStr
 from bench import parallel, servers
 from bench.parallel import FEW, ROW_STEP, Case
 from bench.report import RESULTS, machine
+from bench.servers import SessionCpu
 from tests.spark import server
 from tests.spark.server import EXECUTORS, SparkServer
 from vitrina.settings import Settings
@@ -25,7 +27,7 @@ from vitrina.settings import Settings
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 300_000, 1_000_000])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--name", default="spark")
     arguments = parser.parse_args()
@@ -33,13 +35,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as directory,
         servers.prepared({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as (prepared, _),
         server.running(Path(directory)) as spark,
+        SessionCpu(spark.leader) as cpu,
         psycopg.connect(parallel.admin_url(prepared), autocommit=True) as admin,
     ):
         admin.execute("CREATE SCHEMA IF NOT EXISTS content; GRANT USAGE ON SCHEMA content TO vitrina_reader")
-        for name, count in (("few", FEW), ("films", arguments.rows)):
-            parallel.make_table(admin, name, "i", count)
-        settings = _with_cluster(prepared, spark)
-        _write(_measure(settings, admin, spark, arguments), arguments)
+        for count in (FEW, *arguments.rows):
+            parallel.make_table(admin, f"films_{count}", "i", count)
+        loads = Loads(_with_cluster(prepared, spark), admin, spark, cpu)
+        _write(_measure(loads, arguments), arguments)
 
 
 def _with_cluster(settings: Settings, spark: SparkServer) -> Settings:
@@ -50,43 +53,56 @@ def _with_cluster(settings: Settings, spark: SparkServer) -> Settings:
     return settings.model_copy(update={"connections": {"cluster": SecretStr(spark.url)}, "transforms": "bench.steps"})
 
 
-def _measure(
-    settings: Settings, admin: "psycopg.Connection[Any]", spark: SparkServer, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    by_spark = {"engine": "spark"}
-    few = Case("few", "few", ROW_STEP, options={"checkpoint_rows": FEW // EXECUTORS})
-    many = Case("many", "films", ROW_STEP, options={"checkpoint_rows": 100_000})
+class Loads:
+    """Load tables by one stream or by the cluster, and measure each load."""
 
-    def load(case: Case, options: dict[str, Any], rows: int) -> dict[str, Any]:
-        cluster = servers.tree_cpu_seconds(spark.leader)
-        seconds, cpu, paging = parallel.load(settings, admin, case, options, rows)
-        used = servers.tree_cpu_seconds(spark.leader) - cluster
-        if used < 0 or cpu < 0:
-            raise RuntimeError(
-                "a process left the tree whose CPU is counted: the figures of this run are worth nothing"
-            )
-        cpu += used
-        found = {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2), "paging": paging}
+    def __init__(
+        self, settings: Settings, admin: "psycopg.Connection[Any]", spark: SparkServer, cpu: SessionCpu
+    ) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._spark = spark
+        self._cpu = cpu
+
+    def stream(self, rows: int) -> dict[str, Any]:
+        return self._load(rows, {})
+
+    def spark(self, rows: int) -> dict[str, Any]:
+        return self._load(rows, {"engine": "spark"})
+
+    def _load(self, rows: int, options: dict[str, Any]) -> dict[str, Any]:
+        # Each executor has several ranges of a large table, and one of a small one.
+        ranges = {"checkpoint_rows": max(FEW // EXECUTORS, min(rows // (2 * EXECUTORS), 100_000))}
+        case = Case(f"{rows:,} rows", f"films_{rows}", ROW_STEP, options=ranges)
+        before = self._cpu.seconds()
+        seconds, cpu, paging = parallel.load(
+            self._settings, self._admin, case, options, rows, cluster=self._spark.leader
+        )
+        cluster = self._cpu.seconds() - before
+        found = {
+            "seconds": round(seconds, 2),
+            "cpu_seconds": round(cpu + cluster, 2),
+            "cluster_cpu_seconds": round(cluster, 2),
+            "paging": paging,
+            "load_average": parallel.load_average(),
+        }
         print(json.dumps({"case": case.name, **options, **found}), flush=True)
-        return found | {"load_average": parallel.load_average()}
+        return found
 
-    load(few, {}, FEW)
-    first = load(few, by_spark, FEW)
-    found: dict[str, list[dict[str, Any]]] = {"stream": [], "spark": []}
+
+def _measure(loads: Loads, arguments: argparse.Namespace) -> dict[str, Any]:
+    loads.stream(FEW)
+    first = loads.spark(FEW)
+    few: dict[str, list[dict[str, Any]]] = {"stream": [], "spark": []}
     for _ in range(arguments.repeat):
-        found["stream"].append(load(few, {}, FEW))
-        found["spark"].append(load(few, by_spark, FEW))
-    warmed = load(many, by_spark, arguments.rows)
-    return {
-        "first": first,
-        "few": {name: _median(loads) for name, loads in found.items()},
-        "many": {"stream": load(many, {}, arguments.rows), "spark": load(many, by_spark, arguments.rows)},
-        "many_first": warmed,
-    }
+        few["stream"].append(loads.stream(FEW))
+        few["spark"].append(loads.spark(FEW))
+    many = {str(rows): {"stream": loads.stream(rows), "spark": loads.spark(rows)} for rows in arguments.rows}
+    return {"first": first, "few": {name: _median(found) for name, found in few.items()}, "many": many}
 
 
 def _median(loads: list[dict[str, Any]]) -> dict[str, Any]:
-    names = ("seconds", "cpu_seconds", "load_average")
+    names = ("seconds", "cpu_seconds", "cluster_cpu_seconds", "load_average")
     return {name: round(statistics.median(load[name] for load in loads), 2) for name in names}
 
 
@@ -102,16 +118,20 @@ def _write(found: dict[str, Any], arguments: argparse.Namespace) -> None:
         (f"{FEW:,} rows, one stream", found["few"]["stream"]),
         (f"{FEW:,} rows, the cluster's first load", found["first"]),
         (f"{FEW:,} rows, later loads by the cluster", found["few"]["spark"]),
-        (f"{arguments.rows:,} rows, one stream", found["many"]["stream"]),
-        (f"{arguments.rows:,} rows, by the cluster", found["many"]["spark"]),
     ]
+    for count, loads in found["many"].items():
+        rows.append((f"{int(count):,} rows, one stream", loads["stream"]))
+        rows.append((f"{int(count):,} rows, by the cluster", loads["spark"]))
     text = (
         f"# One load by a Spark cluster\n\nDriver, {EXECUTORS} executors, runner and databases on one machine; a small"
-        f" row step. Fixed cost of a load: {fixed['seconds']} s, {fixed['cpu_seconds']} s of CPU.\n\n"
-        "| load | seconds | CPU | load average |\n|---|---|---|---|\n"
+        f" row step. Fixed cost of a load: {fixed['seconds']} s, {fixed['cpu_seconds']} s of CPU"
+        f" (medians of {arguments.repeat} pairs of {FEW:,} rows).\n\n"
+        "| load | seconds | CPU | of it, driver and executors | load average |\n|---|---|---|---|---|\n"
     )
     text += "".join(
-        f"| {name} | {load['seconds']} | {load['cpu_seconds']} | {load['load_average']} |\n" for name, load in rows
+        f"| {name} | {load['seconds']} | {load['cpu_seconds']} | {load['cluster_cpu_seconds']} |"
+        f" {load['load_average']} |\n"
+        for name, load in rows
     )
     (RESULTS / f"{arguments.name}.md").write_text(text)
 

@@ -92,7 +92,9 @@ class SparkServer:
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.environ["PYTHONPATH"],
         }
-        return dict(os.environ) | own | {f"{name}_FILE": str(self.directory / name) for name in SECRETS}
+        # Executors start many Python processes. Each would compile what it imports if none might keep the result.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return inherited | own | {f"{name}_FILE": str(self.directory / name) for name in SECRETS}
 
     def _listens(self) -> bool:
         assert self.process is not None

@@ -32,7 +32,7 @@ import structlog
 
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Part
-from vitrina.ports.ranges import Filled
+from vitrina.ports.ranges import FilledRange
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Filler:
             os.kill(os.getpid(), 9)
         if what == "slow":
             time.sleep(600)
-        return Filled(Part(task.number, 10, None))
+        return FilledRange(Part(task.number, 10, None))
 
     def close(self):
         pass

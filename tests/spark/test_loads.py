@@ -4,8 +4,9 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from tests.spark.server import SparkServer
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
+from vitrina.connectors.spark import engine
+from vitrina.loads import range_filling
 from vitrina.loads.control import RunControl
 from vitrina.runner import requests
 from vitrina.runner.dispatcher import PipelineDispatcher
@@ -45,6 +48,51 @@ def refuse(row):
 SLOW = """
 SELECT f.id, (SELECT count(*) FROM generate_series(1, 1000000) AS g WHERE g <> f.id) AS others FROM content.films AS f
 """
+# The first attempt ends after its rows were committed and before it is answered for. `OneNumber` is a mutant.
+LOSING = """
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrina.connectors.spark.executor import Numbers
+
+
+@dataclass(frozen=True)
+class Losing:
+    handle: Any
+    lost: str
+
+    @property
+    def modules(self):
+        return self.handle.modules
+
+    def open(self, settings):
+        return LosingFiller(self.handle.open(settings), Path(self.lost))
+
+
+class LosingFiller:
+    def __init__(self, filler, lost):
+        self._filler = filler
+        self._lost = lost
+        self.close = filler.close
+
+    def fill(self, task, progressed):
+        filled = self._filler.fill(task, progressed)
+        try:
+            self._lost.touch(exist_ok=False)
+        except FileExistsError:
+            return filled
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OneNumber(Numbers):
+    def of(self, attempt):
+        from pyspark import TaskContext
+
+        return self.first + 1 + TaskContext.get().partitionId()
+"""
 # A range takes seconds: long enough for a process to be found and killed meanwhile.
 SLOWER = """
 SELECT f.id, f.title, (SELECT count(*) FROM generate_series(1, 20000) AS g WHERE g <> f.id) AS others
@@ -64,8 +112,8 @@ def films(bench: Workbench) -> Workbench:
     return bench
 
 
-def difference(bench: Workbench) -> list[dict[str, Any]]:
-    source, mart = "SELECT id, title FROM content.films", "SELECT id, title FROM analytics.films"
+def difference(bench: Workbench, source: str = QUERY) -> list[dict[str, Any]]:
+    mart = "SELECT id, title FROM analytics.films"
     return bench.sql(f"({source} EXCEPT ALL {mart}) UNION ALL ({mart} EXCEPT ALL {source})")
 
 
@@ -104,8 +152,9 @@ def test_steps_are_sent_to_executors(films: Workbench, tmp_path: Path, monkeypat
     run = films.run("films")
 
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
-    [mart] = films.sql("SELECT count(*) AS rows, bool_and(title = upper(title)) AS shouted FROM analytics.films")
-    assert mart == {"rows": ROWS, "shouted": True}
+    assert run["metrics"]["paging"] == "key ranges"
+    assert run["rows_read"] == ROWS
+    assert difference(films, "SELECT id, upper(title) AS title FROM content.films") == []
 
 
 @pytest.mark.takes_long
@@ -149,6 +198,30 @@ def test_what_a_killed_process_brought_does_not_count(films: Workbench, spark: S
 def kill(victims: Any) -> None:
     until(lambda: bool(victims()), seconds=60)
     os.kill(victims()[0], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_rows_that_a_lost_attempt_has_committed_do_not_count(
+    films: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: bool
+) -> None:
+    """A mutant that ignores the attempt gives both attempts at a range one number, and counts the rows of both."""
+    (tmp_path / "losing.py").write_text(LOSING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "losing", raising=False)
+    losing, lost = import_module("losing"), tmp_path / "lost"
+    handle_of = range_filling.handle_of
+    monkeypatch.setattr(range_filling, "handle_of", lambda *given: losing.Losing(handle_of(*given), str(lost)))
+    if mutant:
+        monkeypatch.setattr(engine, "Numbers", losing.OneNumber)
+    films.settings = films.settings.model_copy(update={"transforms": "losing"})
+    films.pipeline("films", QUERY, target_key=["id"], options=CUT | {"max_attempts": 1})
+
+    run = films.run("films")
+
+    assert lost.exists()
+    assert run["status"] == ("FAILED" if mutant else "SUCCESS"), run["error_message"]
+    assert (difference(films) == []) is not mutant
+    assert stages(films) == [] or mutant
 
 
 @pytest.mark.parametrize("end", ["pause", pytest.param("lease", marks=pytest.mark.takes_long)])

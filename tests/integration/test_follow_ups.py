@@ -210,3 +210,24 @@ def test_a_repair_leaves_a_paused_backfill_and_a_waiting_request_alone(bench: Wo
     bench.reconcile("films", repair=True)
 
     assert row(bench)["requested_range"] == {"since": "1", "until": "300"}
+
+
+@pytest.mark.parametrize(("point", "is_answered"), [("load.fenced", False), ("load.begun", True)])
+def test_a_request_is_answered_together_with_the_beginning_of_the_load(
+    bench: Workbench, point: str, is_answered: bool
+) -> None:
+    """A run that is lost in between has begun no load, and answered nothing; the next run answers the request."""
+    bench.change("films", mode="full", incremental_key=None)
+    bench.request("films")
+    asked = row(bench)["run_requested_at"]
+    bench.lose_a_runner(f"{point}:crash:1")
+
+    [lost] = bench.sql("SELECT answers_request FROM etl.etl_runs WHERE status = 'RUNNING'")
+    assert (lost["answers_request"] == asked) == is_answered
+    assert (row(bench)["run_requested_at"] is None) == is_answered
+    bench.recover()
+    perform_all(bench)
+
+    answered = bench.sql(f"SELECT status FROM etl.etl_runs WHERE answers_request = '{asked}' ORDER BY started_at")
+    assert [run["status"] for run in answered] == (["FAILED"] if is_answered else ["SUCCESS"])
+    assert (row(bench)["status"], row(bench)["run_requested_at"]) == ("IDLE", None)

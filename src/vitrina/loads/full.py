@@ -159,15 +159,12 @@ def _obstacle(run: Run, load: Load, found: Checkpoint) -> str | None:
 
 
 def _begun(run: Run) -> Load:
-    run.answer_request()
     run.meter.starts_over()
     load = run.job.target.open_load(_loading(run))
     source = run.job.source
     marked = source.begin_load(run.checkpoint) if _follows(run) and isinstance(source, Passes) else None
     for warning in marked.warnings if marked else ():
         run.meter.warn(warning)
-    # From the database's clock, which dates dead letters too.
-    begun_at = database.now(run.job.metastore)
     begun = run.checkpoint.without_cursor()
     run.note_hold(marked.hold if marked else None)
 
@@ -176,7 +173,9 @@ def _begun(run: Run) -> Load:
             begun,
             stage=load.name,
             fingerprint=run.fingerprint,
-            load_started_at=begun_at,
+            # Answered with the checkpoint of the load, which nothing has read yet: a run that continues the load does
+            # not answer the request. The time is from the database's clock, which dates dead letters too.
+            load_started_at=run.answer_request(),
             held_upto=marked.mark if marked else None,
             identity=begun.identity | dict(done.identity),
         )

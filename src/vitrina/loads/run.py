@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -328,8 +329,9 @@ class Run:
         self.log.info("load.started_over", reason=reason)
         self.meter.note("started_over", reason)
 
-    def answer_request(self) -> None:
-        leases.answer_request(self.job.metastore, self.job.claim)
+    def answer_request(self) -> datetime:
+        """Mark the request as answered, and return the time of the server's clock."""
+        return leases.answer_request(self.job.metastore, self.job.claim)
 
     def note_hold(self, hold: dict[str, Any] | None) -> None:
         leases.note_hold(self.job.metastore, self.job.claim, hold)

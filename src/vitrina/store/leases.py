@@ -464,30 +464,37 @@ def require_held(connection: Connection, claim: Claim) -> None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
 
 
-def answer_request(connection: Connection, claim: Claim) -> None:
+def answer_request(connection: Connection, claim: Claim) -> datetime:
     """Mark the request as answered before the first read, which sees all that was committed before the request.
+
+    Return the time of the server's clock.
 
     A later request stays recorded, and so does one for which a continued load was too early. A backfill answers no
     request for a run: it reads a range, not what is new.
     """
     if claim.is_backfill:
-        return
+        return database.now(connection)
     asked = claim.row["run_requested_at"]
     names = {"id": claim.pipeline_id, "claim": claim.claim_id, "epoch": claim.epoch, "run": claim.run_id}
-    _ANSWER.execute(connection, names | {"asked": asked})
+    now: datetime = _ANSWER.get_one(connection, names | {"asked": asked})["now"]
+    return now
 
 
 # The condition on `answered` depends on no row, so the server evaluates it first and locks the pipeline's row before
-# the run's row. The statements that cancel or end a run lock them in the same order.
+# the run's row. The statements that cancel or end a run lock them in the same order. The result refers to `noted`:
+# unreferenced, the two would be executed in an order that PostgreSQL does not promise.
 _ANSWER = Statement(
     b"""
     WITH answered AS (
         UPDATE etl.etl_pipelines SET run_requested_at = NULL
         WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s AND run_requested_at = %(asked)s
         RETURNING 1
+    ), noted AS (
+        UPDATE etl.etl_runs SET answers_request = %(asked)s
+        WHERE id = %(run)s AND status = 'RUNNING' AND (SELECT count(*) FROM answered) >= 0
+        RETURNING 1
     )
-    UPDATE etl.etl_runs SET answers_request = %(asked)s
-    WHERE id = %(run)s AND status = 'RUNNING' AND (SELECT count(*) FROM answered) >= 0
+    SELECT clock_timestamp() AS now, count(*) AS runs FROM noted
     """
 )
 

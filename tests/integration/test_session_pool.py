@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
+from vitrina.connectors.postgres.source import SqlReader
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl
 from vitrina.loads.run_sessions import RunSessions
@@ -394,3 +395,13 @@ def test_runs_go_on_when_the_server_has_ended_every_kept_session(workbench: Work
         workbench.sql(f"SELECT pg_terminate_backend({process}, 5000)")
     run = workbench.run("copied")
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+
+
+def test_a_kept_session_keeps_the_name_of_its_run_when_it_is_reset(pool: SessionPool, database: Settings) -> None:
+    """Require it for the next claim, which ends the sessions of a lost run by their names."""
+    session = take(pool, database, "vitrina:run")
+    reader = SqlReader(session, database.require_database_url(), "vitrina:run")
+    session.execute("SET work_mem = '9MB'; SET application_name = 'mine'")
+    reader.reset()
+    assert ask(session, "SHOW application_name") == "vitrina:run"
+    assert ask(session, "SHOW work_mem") != "9MB"

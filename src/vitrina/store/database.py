@@ -13,6 +13,7 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.rows import DictRow, dict_row
+from psycopg.sql import SQL
 from psycopg.types.datetime import TimestamptzLoader
 
 from vitrina import errors, json_values
@@ -135,10 +136,14 @@ def settled(connection: Connection) -> dict[str, str]:
     return {"lc_monetary": row["lc_monetary"], **({"transaction_timeout": "0"} if has_timeout else {})}
 
 
-def reset(connection: Connection) -> None:
-    """Restore the settings that the session began with, whatever a query has set since."""
+def reset(connection: Connection, application_name: str) -> None:
+    """Restore the settings that the session began with, whatever a query has set since.
+
+    A kept session began without the name of a run; without it, the next claim would not find and end the session.
+    """
+    named = SQL("SELECT pg_catalog.set_config('application_name', {}, false)").format(application_name[:63])
     with connection.cursor() as cursor:
-        cursor.execute(f"RESET ALL; {SETTLE}".encode())
+        cursor.execute(SQL("RESET ALL; {} UNION ALL {}").format(SQL(SETTLE), named))
         cursor.nextset()
         settled_as(connection, one(cursor))
 

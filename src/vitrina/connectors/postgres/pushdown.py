@@ -103,7 +103,7 @@ class PushdownSource:
         select = self._select(stage, after, limit)
         try:
             # A query may have called set_config: each fill starts with the session's initial settings.
-            database.reset(connection)
+            self._reader.reset()
             with self._writing():
                 if self._snapshot:
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

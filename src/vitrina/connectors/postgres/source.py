@@ -282,6 +282,10 @@ class SqlReader:
             if is_first:
                 self._forget_read_only()
 
+    def reset(self) -> None:
+        """Restore the settings of the session, whatever a query has set."""
+        database.reset(self.connection, self._application_name)
+
     def _forget_read_only(self) -> None:
         """Reset the mode, so that the next transaction chooses its own; a broken connection has none."""
         with suppress(psycopg.Error):

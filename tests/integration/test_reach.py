@@ -97,6 +97,53 @@ def test_without_these_checks_the_same_run_would_deliver_private_rows(
     assert bench.run("films", since="2025-01-01", until="2027-01-01")["rows_written"] == 2
 
 
+def test_the_newest_value_of_a_cursor_is_not_read_before_the_check(bench: Workbench) -> None:
+    """The message about a cursor in the future names that value."""
+    bench.source("CREATE VIEW content.planned AS SELECT id, timestamp '2999-01-01' AS at FROM private.salaries")
+    query = "SELECT id, at FROM content.planned"
+    bench.pipeline("films", query, mode="incremental", incremental_key="at", target_key=["id"])
+    message = str(bench.run("films")["error_message"])
+    assert "private.salaries by way of content.planned" in message
+    assert "2999" not in message
+
+
+NAMED_ANEW = """
+ALTER TABLE content.films RENAME TO old_films;
+CREATE VIEW content.films AS SELECT id, name AS title, changed_at FROM private.salaries
+"""
+INHERITED = """
+CREATE TABLE private.films (id int NOT NULL, title text, changed_at timestamptz NOT NULL);
+ALTER TABLE private.films INHERIT content.films
+"""
+# EXPLAIN shows no VALUES, and the function reads what the server does not open before it is called.
+REPLACED = """
+CREATE FUNCTION private.name() RETURNS text LANGUAGE sql STABLE SECURITY DEFINER
+    AS $$ SELECT max(name) FROM private.salaries $$;
+CREATE OR REPLACE VIEW content.seen AS
+    SELECT f.id, v.title, f.changed_at FROM content.films f, (VALUES (private.name()), ('')) AS v(title)
+"""
+
+
+@pytest.mark.parametrize(
+    ("relation", "change", "words"),
+    [
+        ("films", NAMED_ANEW, r"reads private\.salaries"),
+        ("films", INHERITED, r"reads private\.films"),
+        ("seen", REPLACED, r"reads private\.salaries by way of content\.seen, private\.name"),
+    ],
+)
+def test_what_changed_since_the_query_was_admitted_is_found_with_its_window(
+    bench: Workbench, relation: str, change: str, words: str
+) -> None:
+    bench.source("CREATE VIEW content.seen AS SELECT id, title, changed_at FROM content.films")
+    judged = sqlguard.check(f"SELECT id, title FROM content.{relation}", _policy(bench.settings))
+    known = admit(bench, judged, bench.settings)
+    assert admit(bench, judged, bench.settings, known).reach == known.reach
+    bench.source(change)
+    with pytest.raises(SourceQueryFailed, match=words):
+        admit(bench, judged, bench.settings, known)
+
+
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_server_says_what_it_opened_however_it_is_planned(bench: Workbench, hidden: str, guarded: bool) -> None:
@@ -210,11 +257,13 @@ def _policy(settings: Settings) -> SqlPolicy:
     return SqlPolicy(settings.source_schemas)
 
 
-def admit(bench: Workbench, judged: sqlguard.CheckedQuery, settings: Settings) -> plan_check.Admitted:
+def admit(
+    bench: Workbench, judged: sqlguard.CheckedQuery, settings: Settings, known: plan_check.Admitted | None = None
+) -> plan_check.Admitted:
     url = database.reader_url(settings, None)
     with database.connect(url, "vitrina:test", settings=database.READ_ONLY) as connection:
         reader = SqlReader(connection, url, "vitrina:test")
         bounds = {"since": "'-infinity'::timestamptz", "until": "'infinity'::timestamptz"}
         text = sqlguard.render(judged, bounds)
         statement = SQL("SELECT q.* FROM ({}) AS q").format(SQL(text))
-        return plan_check.admit(reader, Query(judged), settings, statement=statement)
+        return plan_check.admit(reader, Query(judged), settings, statement=statement, known=known)

@@ -215,6 +215,42 @@ def lost_while_put_aside(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) 
     return workbench.differences(QUERY, "analytics.events")
 
 
+def test_a_transaction_that_is_prepared_while_others_are_looked_at_is_not_passed_by(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lost_while_prepared(workbench, monkeypatch, cursors.OLDEST_TRANSACTION) == 0
+
+
+def lost_while_prepared(workbench: Workbench, monkeypatch: pytest.MonkeyPatch, asked: str) -> int:
+    """Prepare a transaction right before the sessions are read, which then no longer show it."""
+    workbench.source(EVENTS)
+    make_pipeline(workbench, **STAMPED)
+    run(workbench)
+    with late_session(workbench) as late, late_session(workbench) as machine:
+        machine.autocommit = True
+        machine.execute("SELECT pg_advisory_lock(4711)")
+        late.execute("INSERT INTO content.events VALUES (1, now(), 'prepared')")
+        _let_the_margin_pass(workbench)
+        monkeypatch.setattr(cursors, "_OLDEST_TRANSACTION", Statement(_put_aside_before_the_sessions(asked).encode()))
+        asking = threading.Thread(target=run, args=[workbench])
+        asking.start()
+        until(lambda: _is_waiting(machine))
+        late.execute("PREPARE TRANSACTION 'while others are looked at'")
+        machine.execute("SELECT pg_advisory_unlock(4711)")
+        asking.join()
+    workbench.sql("COMMIT PREPARED 'while others are looked at'")
+    run(workbench)
+    return workbench.differences(QUERY, "analytics.events")
+
+
+def _put_aside_before_the_sessions(asked: str) -> str:
+    sessions = "FROM pg_catalog.pg_stat_activity\n"
+    assert sessions in asked
+    aside = "(SELECT pg_catalog.pg_advisory_lock_shared(4711)::text AS done OFFSET 0) AS aside"
+    later = "LATERAL (SELECT * FROM pg_catalog.pg_stat_activity WHERE aside.done IS NOT NULL OFFSET 0) AS s"
+    return asked.replace(sessions, f"FROM (SELECT s.* FROM {aside}, {later}) AS put_aside\n")
+
+
 def _put_aside_behind_the_sessions() -> str:
     sessions = "FROM pg_catalog.pg_stat_activity\n"
     found = cursors.OLDEST_TRANSACTION
@@ -250,6 +286,17 @@ def test_a_clock_that_is_read_behind_the_sessions_loses_rows(
 ) -> None:
     with mutants.applied("clock_behind"):
         assert lost_while_put_aside(workbench, monkeypatch) > 0
+
+
+def test_prepared_transactions_that_are_counted_before_the_sessions_lose_rows(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, _, rest = cursors.OLDEST_TRANSACTION.partition("(SELECT count(*) FROM pg_catalog.pg_prepared_xacts")
+    _, _, rest = rest.partition(" AS prepared")
+    first = "SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database() OFFSET 0"
+    assert "FROM (SELECT 1) one" in rest
+    asked = f"{counted}one.open AS prepared{rest.replace('FROM (SELECT 1) one', f'FROM ({first}) one')}"
+    assert lost_while_prepared(workbench, monkeypatch, asked) > 0
 
 
 # --- prepared transactions and sequences ---------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from vitrina.sentences import say
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
 
+Found = dict[str, Any]
+
 # A smaller table is scanned as fast as its index.
 WORTH_AN_INDEX_BYTES = 1 << 20
 # Keywords of a query that may produce NULL in a column that contains none.
@@ -20,29 +22,25 @@ _MAKES_NULLS = re.compile(r"\b(left|right|full|union|intersect|except|sets|rollu
 _CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimestamp|current_date"
 
 
-def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None, options: Options) -> list[str]:
+def cursor_warnings(cursor: Cursor, found: Found | None, options: Options) -> list[str]:
     """Warn about a cursor that is a plain column of a table.
 
     The catalog says nothing about computed columns and columns of views.
     """
-    found = _find_column(source, origin) if origin else None
     return list(_warnings(cursor, found, options)) if found else []
 
 
 def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[str, Any] | None:
     """Return how many rows of the cursor's table were ever inserted or updated, and the time of the count."""
-    found = _find_column(source, origin) if origin else None
+    found = find_column(source, origin)
     return {"rows": int(found["inserts"] + found["updates"]), "at": found["now"]} if found else None
 
 
-def clock_warnings(
-    source: Connection, cursor: Cursor, origin: tuple[int, int] | None, before: dict[str, Any] | None
-) -> list[str]:
+def clock_warnings(source: Connection, cursor: Cursor, found: Found | None, before: dict[str, Any] | None) -> list[str]:
     """Warn if something other than the database's clock seems to set a column that is declared to be stamped by it.
 
     `before`: the number of changes at the end of the last pass.
     """
-    found = _find_column(source, origin) if origin else None
     if found is None or not (found["indexed"] or found["bytes"] < WORTH_AN_INDEX_BYTES):
         return []  # finding the newest value would take too long
     try:
@@ -83,10 +81,12 @@ def _newest(
 
 def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
     """Return whether a result column taken directly from a table is never NULL, as far as the catalog shows."""
-    if _MAKES_NULLS.search(query):
-        return False
-    found = _find_column(source, origin)
-    return found is not None and found["not_null"]
+    return not _MAKES_NULLS.search(query) and has_no_nulls(find_column(source, origin), query)
+
+
+def has_no_nulls(found: Found | None, query: str) -> bool:
+    """Return whether a result column that comes from this column of a table is never NULL."""
+    return found is not None and bool(found["not_null"]) and not _MAKES_NULLS.search(query)
 
 
 def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterator[str]:
@@ -101,7 +101,10 @@ def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterat
         yield (say("warning.default_only", column=column, table=table, changes=found["updates"]))
 
 
-def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:
+def find_column(source: Connection, origin: tuple[int, int] | None) -> Found | None:
+    """Return what the catalog says about a column of a table; nothing about computed columns and columns of views."""
+    if origin is None:
+        return None
     return _FIND_COLUMN.fetch_one(source, {"clocks": _CLOCKS, "table": origin[0], "column": origin[1]})
 
 

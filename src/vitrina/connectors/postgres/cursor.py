@@ -221,12 +221,10 @@ def watermark(
 
     `newest` is the highest value of a cursor that is not a clock.
     """
-    if is_standby(source):
-        refuse_on_standby(cursor, options)
-        if cursor.is_clock:
-            return _standby_watermark(source, cursor, options, safe)
     if cursor.is_clock:
         return _clock_watermark(source, cursor, options, safe)
+    if is_standby(source):
+        refuse_on_standby(cursor, options)
     if cursor.is_number:
         return _sequence_watermark(source, safe, held, newest)
     # Text and uuid carry no time: the pass moves to the highest value it read.
@@ -236,12 +234,12 @@ def watermark(
 def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
     """Keep the checkpoint before the start of each open transaction: its rows carry that time and commit later."""
     found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
-    # Query this after the sessions: a transaction prepared between the two queries was still seen in its session.
-    row = _OPEN_PREPARED.get_one(source)
-    if row["open"] or found["unreadable"]:
-        what = "a prepared transaction is open" if row["open"] else "a session's transaction cannot be read"
+    if found["standby"]:
+        refuse_on_standby(cursor, options)
+        return _standby_watermark(source, cursor, options, safe)
+    if found["prepared"] or found["unreadable"]:
+        what = "a prepared transaction is open" if found["prepared"] else "a session's transaction cannot be read"
         return Watermark(safe, hold={"reason": what, "since": datetime.now(UTC).isoformat()})
-    upto = lowest_to_come(source, found["upto"], cursor)
     hold = None
     if found["holds"]:
         hold = {
@@ -250,15 +248,19 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
             "user": found["usename"],
             "since": found["since"].isoformat(),
         }
-    return Watermark(_later(source, cursor, safe, upto), hold=hold)
+    return Watermark(_later(source, cursor, safe, found["upto"]), hold=hold)
 
 
 # Use the time at which the statement arrived, before any session is read: a session that begins meanwhile is later. The
 # margin also applies to the start of a transaction: stamps may be truncated to seconds, and late by the lookback.
+# Prepared transactions are counted after the sessions, from which the subquery takes a value: one that is prepared in
+# between was still seen in its session.
 OLDEST_TRANSACTION = """
     SELECT least(statement_timestamp(), a.since) - make_interval(secs => %(margin)s) AS upto,
            a.since <= statement_timestamp() - make_interval(secs => %(margin)s) AS holds,
-           a.since, a.pid, a.usename, a.unreadable
+           a.since, a.pid, a.usename, a.unreadable, pg_catalog.pg_is_in_recovery() AS standby,
+           (SELECT count(*) FROM pg_catalog.pg_prepared_xacts
+            WHERE database = current_database() AND a.unreadable IS NOT NULL) AS prepared
     FROM (SELECT 1) one LEFT JOIN LATERAL (
         SELECT min(least(xact_start, query_start)) AS since,
                (array_agg(pid ORDER BY least(xact_start, query_start)))[1] AS pid,
@@ -272,9 +274,6 @@ OLDEST_TRANSACTION = """
     ) a ON true
 """
 _OLDEST_TRANSACTION = Statement(OLDEST_TRANSACTION.encode())
-_OPEN_PREPARED = Statement(
-    b"SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-)
 
 
 def _oldest_transaction(source: Connection, margin_seconds: float) -> dict[str, Any]:
@@ -299,32 +298,34 @@ def _standby_watermark(source: Connection, cursor: Cursor, options: Options, saf
     if row["upto"] is None:
         since = datetime.now(UTC).isoformat()
         return Watermark(safe, hold={"reason": "the standby has replayed no transaction yet", "since": since})
-    return Watermark(_later(source, cursor, safe, lowest_to_come(source, row["upto"], cursor)))
+    return Watermark(_later(source, cursor, safe, row["upto"]))
 
 
 def lowest_to_come(source: Connection, moment: datetime, cursor: Cursor) -> str:
     """Return the lowest value that may still be written from that moment on."""
+    return _later(source, cursor, None, moment)
+
+
+def _to_come(cursor: Cursor) -> Composed:
+    """Build the lowest value that may still be written from `moment` on, as text."""
     if cursor.base_type == "timestamp with time zone":
-        expression = SQL("%(moment)s::timestamptz::text").format()
-    elif cursor.base_type == "date":
+        return SQL("%(moment)s::timestamptz::text").format()
+    if cursor.base_type == "date":
         # The day may not be over in the zone in which it was written, so the whole day is read again.
-        expression = SQL("((%(moment)s::timestamptz AT TIME ZONE {})::date - 1)::text").format(_zone(cursor))
-    else:
-        # When clocks are set back, an hour occurs twice: rows of its second occurrence sort below those of the first.
-        # Clocks change at a full quarter of an hour, and by three hours at most.
-        expression = SQL(
-            """
-            (SELECT min(local)::text FROM (
-                SELECT %(moment)s::timestamptz AT TIME ZONE {zone} AS local
-                UNION ALL
-                SELECT (date_bin('15 minutes', %(moment)s::timestamptz, 'epoch') + quarter * interval '15 minutes')
-                           AT TIME ZONE {zone}
-                FROM generate_series(1, 12) AS quarter
-            ) AS to_come)
-            """
-        ).format(zone=_zone(cursor))
-    row = database.one(source.execute(SQL("SELECT {} AS value").format(expression), {"moment": moment}))
-    return str(row["value"])
+        return SQL("((%(moment)s::timestamptz AT TIME ZONE {})::date - 1)::text").format(_zone(cursor))
+    # When clocks are set back, an hour occurs twice: rows of its second occurrence sort below those of the first.
+    # Clocks change at a full quarter of an hour, and by three hours at most.
+    return SQL(
+        """
+        (SELECT min(local)::text FROM (
+            SELECT %(moment)s::timestamptz AT TIME ZONE {zone} AS local
+            UNION ALL
+            SELECT (date_bin('15 minutes', %(moment)s::timestamptz, 'epoch') + quarter * interval '15 minutes')
+                       AT TIME ZONE {zone}
+            FROM generate_series(1, 12) AS quarter
+        ) AS to_come)
+        """
+    ).format(zone=_zone(cursor))
 
 
 def _zone(cursor: Cursor) -> Literal:
@@ -349,20 +350,15 @@ def is_ahead(source: Connection, cursor: Cursor, value: str) -> bool:
     return bool(row["ahead"])
 
 
-def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> str:
-    """Keep `safe` if the clock stepped back below it, unless `safe` lies in the future; otherwise return `upto`."""
-    if safe is None:
-        return upto
-    row = database.one(
-        source.execute(
-            SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= {2} AS past").format(
-                cursor.literal(safe), cursor.literal(upto), _now(cursor)
-            )
-        )
-    )
-    if row["stepped_back"] and row["past"]:
-        return safe
-    return upto
+def _later(source: Connection, cursor: Cursor, safe: str | None, moment: datetime) -> str:
+    """Return the lowest value to come; or `safe`, if the clock stepped back below it and it is not in the future."""
+    statement = SQL(
+        "SELECT value, least(%(safe)s::{kind}, value::{kind}) = value::{kind} AS stepped_back,"
+        " %(safe)s::{kind} <= {now} AS past FROM (SELECT {value} AS value) AS upto"
+    ).format(kind=SQL(cursor.key_type), now=_now(cursor), value=_to_come(cursor))
+    row = database.one(source.execute(statement, {"safe": safe, "moment": moment}))
+    # Without a safe point, `past` is NULL.
+    return safe if safe is not None and row["stepped_back"] and row["past"] else str(row["value"])
 
 
 def safe_point(

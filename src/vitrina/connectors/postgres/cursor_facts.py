@@ -74,6 +74,7 @@ def warnings(source: OpenedQuery, checkpoint: Checkpoint) -> list[str]:
     cursor, options = source.cursor, source.definition.options
     if cursor is None:
         return []
+    column = source.cursor_column = advice.find_column(source.reader.connection, _origin(source, cursor))
     found: list[str] = []
     if cursor.base_type == "timestamp without time zone" and not options.cursor_timezone:
         found.append(say("warning.zone_assumed", column=cursor.key, zone=cursor.zone))
@@ -85,8 +86,8 @@ def warnings(source: OpenedQuery, checkpoint: Checkpoint) -> list[str]:
         found.append(say("warning.other_clock"))
     if guarantee(source) == "exact" and cursor.is_clock:
         before = checkpoint.identity.get(CHANGES)
-        found += advice.clock_warnings(source.reader.connection, cursor, _origin(source, cursor), before)
-    return found + advice.cursor_warnings(source.reader.connection, cursor, _origin(source, cursor), options)
+        found += advice.clock_warnings(source.reader.connection, cursor, column, before)
+    return found + advice.cursor_warnings(cursor, column, options)
 
 
 def count_changes(source: OpenedQuery) -> dict[str, Any] | None:
@@ -114,6 +115,8 @@ def unseen(source: OpenedQuery) -> Unseen:
     """Count rows that no pass can see, because their cursor is NULL."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
+        return Unseen()
+    if advice.has_no_nulls(source.cursor_column, source.judged.text):
         return Unseen()
     head, rows = source.query.wrapped(Bounds())
     statement = SQL("{} SELECT count(*) FROM {} AS q WHERE q.{} IS NULL").format(head, rows, Identifier(cursor.key))

@@ -54,6 +54,8 @@ class OpenedQuery:
         self.result: tuple[Column, ...] = ()
         self.cursor: Cursor | None = None
         self.provenance = Provenance()
+        # What the catalog said about the cursor's column when the run was planned.
+        self.cursor_column: dict[str, Any] | None = None
         self.on_standby = False
 
     @property

@@ -8,7 +8,6 @@ from typing import Any
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.source import SqlReader
 from vitrina.sentences import say
-from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
 
 # The deepest nesting of views that is followed.
@@ -28,8 +27,7 @@ class Provenance:
 
 def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None) -> Provenance:
     """Determine the origin of a cursor from the source's catalog."""
-    origin = _behind_views(reader, origin)
-    tables = _tables(reader.connection, origin) if origin else []
+    tables = _tables(reader, cursor, origin)
     if not tables or any(table["is_generated"] for table in tables):
         return Provenance()
     doubts = [*_doubts_of_tables(tables), *(_doubts_of_numbers(cursor, tables) if cursor.is_number else ())]
@@ -37,22 +35,22 @@ def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None)
     return Provenance(True, tuple(doubts))
 
 
-def _behind_views(reader: SqlReader, origin: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Follow a view's column to the table's. Return None if a view computes it or cannot be described."""
+def _tables(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None) -> list[dict[str, Any]]:
+    """List the table, its partitions and the tables that inherit from it, each with its column of that name.
+
+    A view's column is followed to the table's. Return none if a view computes it or cannot be described.
+    """
     for _ in range(_MAX_DEPTH):
         if origin is None:
-            return None
-        row = reader.connection.execute(
-            """
-            SELECT pg_catalog.pg_get_viewdef(oid) AS query FROM pg_catalog.pg_class WHERE oid = %s AND relkind = 'v'
-            """,
-            [origin[0]],
-        ).fetchone()
-        if row is None:
-            return origin
-        origins = reader.find_origins(row["query"])
+            return []
+        asked = {"table": origin[0], "column": origin[1], "is_number": cursor.is_number}
+        tables = _TABLES.fetch_all(reader.connection, asked)
+        view = next((table["view"] for table in tables if table["view"] is not None), None)
+        if view is None:
+            return tables
+        origins = reader.find_origins(view)
         origin = origins[origin[1] - 1] if len(origins) >= origin[1] else None
-    return None
+    return []
 
 
 def _doubts_of_tables(tables: list[dict[str, Any]]) -> Iterator[str]:
@@ -94,11 +92,6 @@ _PLAIN_CLOCK = re.compile(
 )
 
 
-def _tables(source: Connection, origin: tuple[int, int]) -> list[dict[str, Any]]:
-    """List the table, its partitions and the tables that inherit from it, each with its column of that name."""
-    return _TABLES.fetch_all(source, {"table": origin[0], "column": origin[1]})
-
-
 _TABLES = Statement(
     b"""
     WITH RECURSIVE tree AS (
@@ -106,10 +99,13 @@ _TABLES = Statement(
         UNION
         SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
     )
-    SELECT c.oid::regclass::text AS name, c.relkind AS kind, a.attgenerated <> '' AS is_generated,
+    SELECT c.oid::regclass::text AS name, c.relkind AS kind,
+           CASE c.relkind WHEN 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END AS view,
+           a.attgenerated <> '' AS is_generated,
            (SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) FROM pg_catalog.pg_attrdef d
             WHERE d.adrelid = c.oid AND d.adnum = a.attnum) AS default,
            EXISTS (SELECT FROM pg_catalog.pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
+           CASE WHEN %(is_number)s THEN
            (SELECT json_agg(json_build_object('name', s.seqrelid::regclass::text, 'cache', s.seqcache,
                                               'step', s.seqincrement, 'cycles', s.seqcycle))
             FROM pg_catalog.pg_sequence s
@@ -124,7 +120,7 @@ _TABLES = Statement(
                 WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'
                   AND d.refclassid = 'pg_catalog.pg_class'::regclass
                   AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
-            )) AS sequences
+            )) END AS sequences
     FROM tree
     JOIN pg_catalog.pg_class c ON c.oid = tree.oid
     JOIN pg_catalog.pg_attribute named ON named.attrelid = %(table)s AND named.attnum = %(column)s

@@ -125,7 +125,13 @@ class QuerySource(OpenedQuery):
         if self._cursor_was_another(found):
             return
         asked = self.backfill or {}
-        given = {"the checkpoint": found.safe_upto, "since": asked.get("since"), "until": asked.get("until")}
+        # With a fingerprint, a pass of this cursor wrote it. A number may have become too large for its column.
+        is_read_back = cursor.is_clock and found.fingerprint is not None and found.stage is None
+        given = {
+            "the checkpoint": None if is_read_back else found.safe_upto,
+            "since": asked.get("since"),
+            "until": asked.get("until"),
+        }
         for what, value in given.items():
             try:
                 if value is not None:

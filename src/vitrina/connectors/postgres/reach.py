@@ -148,9 +148,11 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name, c.relkind::te
        ARRAY(SELECT i.inhrelid::int8 FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) AS children,
        (SELECT pg_catalog.string_agg(r.ev_action::text, ' ') FROM pg_catalog.pg_rewrite r
         WHERE r.ev_class = c.oid AND r.ev_type = '1' AND c.relkind = 'v') AS tree,
-       EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type y ON y.oid = a.atttypid
-               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                 AND y.typnamespace <> 'pg_catalog'::pg_catalog.regnamespace) AS has_foreign_types
+       -- Not EXISTS, for which the planner would read the columns of all tables.
+       coalesce((SELECT bool_or((SELECT y.typnamespace FROM pg_catalog.pg_type y WHERE y.oid = a.atttypid)
+                                <> 'pg_catalog'::pg_catalog.regnamespace)
+                 FROM pg_catalog.pg_attribute a
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), false) AS has_foreign_types
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(ARRAY(SELECT unnest(%s::oid[]))) AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
 """

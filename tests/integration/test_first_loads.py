@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import bulk_load
+from vitrina.loads import full
 
 FILMS = """
 CREATE TABLE content.films (id int, title text, rating numeric(3, 1), modified timestamptz DEFAULT now());
@@ -153,6 +154,13 @@ def test_rows_are_copied_where_something_hangs_on_the_mart(bench: Workbench, obs
     assert bench.differences(QUERY, "analytics.films", "id, title, rating, modified") == 0
 
 
+@pytest.fixture
+def counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count what was read before it is published, as a load does that reads for longer."""
+    monkeypatch.setattr(full, "READ_AGAIN_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("counted_first")
 def test_rows_are_copied_where_something_came_to_hang_on_it_meanwhile(bench: Workbench) -> None:
     bench.sql(MART)
     old = oid(bench)
@@ -183,7 +191,11 @@ def test_who_reads_the_mart_is_not_waited_for(bench: Workbench) -> None:
     "at", ["load.begun:crash:1", "batch.filled:crash:1", "batch.committed:crash:1", "publish.applied:crash:1",
            "publish.fenced:crash:1", "publish.committed:crash:1"]
 )  # fmt: skip
-def test_a_lost_runner_loses_and_doubles_nothing(bench: Workbench, at: str) -> None:
+@pytest.mark.parametrize("repeated_seconds", [0.0, full.READ_AGAIN_SECONDS], ids=["counted", "read-again"])
+def test_a_lost_runner_loses_and_doubles_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, at: str, repeated_seconds: float
+) -> None:
+    monkeypatch.setattr(full, "READ_AGAIN_SECONDS", repeated_seconds)
     bench.sql(MART)
     before = described(bench)
     bench.pipeline("films", QUERY, target_key=["id"])
@@ -199,6 +211,7 @@ def test_a_lost_runner_loses_and_doubles_nothing(bench: Workbench, at: str) -> N
     assert stages(bench) == []
 
 
+@pytest.mark.usefixtures("counted_first")
 def test_rows_that_a_runner_left_behind_adds_are_not_published(bench: Workbench) -> None:
     bench.pipeline("films", QUERY, target_key=["id"])
     bench.request("films")

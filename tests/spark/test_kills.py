@@ -12,7 +12,7 @@ import pytest
 
 import vitrina
 from tests.chaos.arena import ROOT, Arena
-from tests.chaos.conftest import LONG, MakeArena, make_arena, say
+from tests.chaos.conftest import MakeArena, make_arena, say
 from tests.spark.server import EXECUTORS, SparkServer
 from vitrina.definition import Definition
 from vitrina.settings import Settings
@@ -20,18 +20,19 @@ from vitrina.store import pipelines
 
 __all__ = ["make_arena"]
 
-ROWS = 1_000_000 if LONG else 20_000
-RANGE_ROWS = ROWS // 100 if LONG else ROWS // 10
+ROWS = 1_000_000
+RANGE_ROWS = ROWS // 100
 # A kill meets a load with so many ranges left, so that it does not end meanwhile.
-LEAST_LEFT = 10 if LONG else 2
+LEAST_LEFT = 10
 PATIENCE_SECONDS = 1200.0
 VICTIMS = ["python worker", "executor", "driver", "runner"]
-KILLS = [*VICTIMS * 7, "executor", "python worker"] if LONG else ["python worker", "runner"]
+KILLS = [*VICTIMS * 7, "executor", "python worker"]
 QUERY = "SELECT id, id AS version, 0 AS applied FROM content.item"
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(7200 if LONG else 1800)
+@pytest.mark.takes_long
+@pytest.mark.timeout(7200)
 def test_whoever_is_killed_nothing_is_lost_or_doubled(
     make_arena: MakeArena, spark: SparkServer, database: Settings
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_range_whose_process_dies_is_tried_again_under_another_number(
     assert f"dies-{dying.filled.part.number}" in tried
 
 
+@pytest.mark.takes_long
 def test_an_error_is_an_answer_and_is_not_tried_again(open_engine: Callable[[], SparkEngine], tmp_path: Path) -> None:
     [refused, other] = collected(open_engine(), ranges_of("refused", "other"))
 
@@ -162,6 +163,7 @@ def test_passwords_of_executors_are_masked_before_they_answer(
     assert CANARY not in str(line)
 
 
+@pytest.mark.takes_long
 def test_what_is_submitted_meanwhile_is_the_next_job(open_engine: Callable[[], SparkEngine]) -> None:
     engine = open_engine()
     first, second = ranges_of("first", "second")
@@ -178,6 +180,7 @@ def test_what_is_submitted_meanwhile_is_the_next_job(open_engine: Callable[[], S
     assert numbers[0] <= NUMBERS < numbers[1]
 
 
+@pytest.mark.takes_long
 @pytest.mark.parametrize("end", ["recall", "cancel"])
 def test_a_job_is_ended_within_seconds(open_engine: Callable[[], SparkEngine], tmp_path: Path, end: str) -> None:
     engine = open_engine()

@@ -12,7 +12,7 @@ import pytest
 
 import vitrina
 from tests.chaos.arena import ROOT, Arena
-from tests.chaos.conftest import LONG, MakeArena, make_arena, say
+from tests.chaos.conftest import MakeArena, make_arena, say
 from tests.spark.server import EXECUTORS, SparkServer
 from vitrina.definition import Definition
 from vitrina.settings import Settings
@@ -20,18 +20,19 @@ from vitrina.store import pipelines
 
 __all__ = ["make_arena"]
 
-ROWS = 1_000_000 if LONG else 20_000
-RANGE_ROWS = ROWS // 100 if LONG else ROWS // 10
+ROWS = 1_000_000
+RANGE_ROWS = ROWS // 100
 # A kill meets a load with so many ranges left, so that it does not end meanwhile.
-LEAST_LEFT = 10 if LONG else 2
+LEAST_LEFT = 10
 PATIENCE_SECONDS = 1200.0
 VICTIMS = ["python worker", "executor", "driver", "runner"]
-KILLS = [*VICTIMS * 7, "executor", "python worker"] if LONG else ["python worker", "runner"]
+KILLS = [*VICTIMS * 7, "executor", "python worker"]
 QUERY = "SELECT id, id AS version, 0 AS applied FROM content.item"
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(7200 if LONG else 1800)
+@pytest.mark.takes_long
+@pytest.mark.timeout(7200)
 def test_whoever_is_killed_nothing_is_lost_or_doubled(
     make_arena: MakeArena, spark: SparkServer, database: Settings
 ) -> None:
@@ -94,21 +95,40 @@ class Loads:
         return status == "IDLE"
 
     def runs(self) -> list[dict[str, Any]]:
-        return self._arena.sql("SELECT status, rows_read, metrics FROM etl.etl_runs ORDER BY started_at")
+        return self._arena.sql("SELECT status, trigger, rows_read, metrics FROM etl.etl_runs ORDER BY started_at")
 
     def check(self) -> None:
         runs = self.runs()
         assert runs[-1]["status"] == "SUCCESS"
         # Executors brought every row.
         assert {run["metrics"]["paging"] for run in runs if run["rows_read"]} == {"key ranges"}
+        loads = loads_of(runs)
         # No range that was accepted is read again: each was counted once, by the run that read it.
-        assert sum(run["rows_read"] for run in runs) == self.begun * ROWS
+        assert [sum(run["rows_read"] for run in load) for load in loads] == [ROWS] * len(loads), runs
+        # A load that was resumed by a new request began before it, so another one follows; no other load does.
+        follows = [False, *(any(run["trigger"] == "api" for run in load[1:]) for load in loads)]
+        assert [load[0]["trigger"] for load in loads] == [
+            "follow-up" if followed else "api" for followed in follows[:-1]
+        ], runs
+        assert not follows[-1], runs
+        assert follows.count(False) - 1 == self.begun, runs
         [mart] = self._arena.sql(
             "SELECT count(*) AS rows, count(DISTINCT id) AS ids, count(DISTINCT xmin::text) AS publishes"
             " FROM analytics.films"
         )
         # Later loads find every row as it is.
         assert mart == {"rows": ROWS, "ids": ROWS, "publishes": 1}
+
+
+def loads_of(runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the runs of each load: those that were interrupted, and the one that published it."""
+    loads: list[list[dict[str, Any]]] = [[]]
+    for run in runs:
+        loads[-1].append(run)
+        if run["status"] == "SUCCESS":
+            loads.append([])
+    assert loads.pop() == []
+    return loads
 
 
 def prepare(arena: Arena) -> None:

@@ -121,7 +121,7 @@ def stages(bench: Workbench) -> list[dict[str, Any]]:
     return bench.sql("SELECT relname FROM pg_class WHERE relnamespace = 'etl_stage'::regnamespace AND relname ~ '^p_'")
 
 
-@pytest.mark.parametrize("route", ["arrow", "copy"])
+@pytest.mark.parametrize("route", [pytest.param("arrow", marks=pytest.mark.takes_long), "copy"])
 def test_executors_bring_every_row_once(films: Workbench, route: str) -> None:
     films.pipeline("films", QUERY, target_key=["id"], batch_size=100, options=CUT | {"route": route})
 
@@ -200,7 +200,7 @@ def kill(victims: Any) -> None:
     os.kill(victims()[0], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("mutant", [False, True])
+@pytest.mark.parametrize("mutant", [False, pytest.param(True, marks=pytest.mark.takes_long)])
 def test_rows_that_a_lost_attempt_has_committed_do_not_count(
     films: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: bool
 ) -> None:

@@ -104,7 +104,7 @@ def test_session_mode_gives_sessions_with_our_settings(workbench: Workbench, poo
             for name, value in (("TimeZone", "UTC"), ("search_path", ""), ("statement_timeout", "7s")):
                 found = connection.execute("SELECT current_setting(%s) AS value", [name]).fetchone()
                 assert found == {"value": value}
-            database.reset(connection)
+            database.reset(connection, "vitrina:test")
 
 
 @pytest.mark.parametrize("steps", [False, True])

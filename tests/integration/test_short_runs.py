@@ -89,6 +89,13 @@ def test_a_cancelled_publication_shows_nothing(bench: Workbench, mode: str) -> N
         assert bench.sql("SELECT safe_upto, last_processed_key, stage FROM etl.etl_state") == checkpoint
 
 
+@pytest.mark.parametrize("mode", ["full"], indirect=True)
+def test_a_run_that_could_not_publish_says_what_it_read(bench: Workbench) -> None:
+    bench.sql("ALTER TABLE analytics.items ADD CONSTRAINT no_dots CHECK (name NOT LIKE '%.')")
+    failed = bench.run("items")
+    assert (failed["status"], failed["rows_read"], failed["batches"]) == ("FAILED", 50, 1)
+
+
 def left(bench: Workbench) -> list[dict[str, Any]]:
     return bench.sql(
         "SELECT relname FROM pg_class WHERE relnamespace = 'etl_stage'::regnamespace AND relname LIKE 'p\\_%'"

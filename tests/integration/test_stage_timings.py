@@ -23,7 +23,7 @@ SELECT = {"order_index": 1, "task_type": "PYTHON", "body": "select_columns", "pa
 @pytest.mark.parametrize(
     ("fields", "stages"),
     [
-        pytest.param({}, {"read", "stage", "merge", "publish"}, id="inside the database"),
+        pytest.param({}, {"read", "publish"}, id="inside the database"),
         pytest.param({"options": {"route": "arrow"}}, {"read", "stage", "merge", "publish"}, id="through Arrow"),
         pytest.param(
             {"tasks": [{"order_index": 0, "task_type": "SQL", "body": QUERY}, SELECT]},

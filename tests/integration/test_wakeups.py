@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,13 +61,17 @@ def succeeded(bench: Workbench) -> list[str]:
     return [row["name"] for row in rows]
 
 
+def has_ended(bench: Workbench, runs: int) -> bool:
+    return len(succeeded(bench)) == runs
+
+
 def test_a_request_costs_one_look_and_the_end_of_its_run_none(bench: Workbench, looks: list[Waiting]) -> None:
     with runner(bench) as manager:
         until(lambda: len(looks) == 2)  # of the first tick
         looks.clear()
-        for n in range(3):
+        for ended in range(1, 4):
             bench.request("first")
-            until(lambda n=n: len(succeeded(bench)) == n + 1)
+            until(partial(has_ended, bench, ended))
             until(lambda: not manager._claims)
     assert [found.runs for found in looks] == [1, 1, 1]
 

@@ -51,9 +51,10 @@ SHORT: list[Fault] = [
 
 def test_every_failpoint_is_part_of_the_plan() -> None:
     sources = Path(vitrina.__file__).parent.rglob("*.py")
-    # A fence hits the point that it is created with.
-    striking = re.compile(r'(?:failpoints\.hit\(|, point=)"([^"]+)"\)')
-    labelled = {name for path in sources for name in striking.findall(path.read_text())}
+    # A fence hits the points that it is created with.
+    striking = re.compile(r'failpoints\.hit\("[^"]+"\)|\bpoints ?= ?\[.*')
+    found = (place for path in sources for place in striking.findall(path.read_text()))
+    labelled = {name for place in found for name in re.findall(r'"([a-z_]+\.[a-z_]+)"', place)}
     # Tested elsewhere: tests/clickhouse/test_kills.py, tests/live, tests/integration/test_schedules.py.
     of_live = {*failpoints.FEED_POINTS, *failpoints.LIVE_POINTS}
     elsewhere = {*failpoints.CLICKHOUSE_POINTS, *of_live, *failpoints.OTHER_POINTS}

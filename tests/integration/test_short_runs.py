@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina import failpoints
 
 SOURCE = """
     CREATE TABLE content.item (id int PRIMARY KEY, name text NOT NULL, modified timestamptz NOT NULL DEFAULT now());
@@ -65,6 +66,43 @@ def test_rows_are_counted_once(bench: Workbench, mode: str) -> None:
     assert run["rows_written"] == 10
     # A pass reads again what was written shortly before the previous one.
     assert run["rows_read"] == 50 if mode == "full" else 10 <= run["rows_read"] <= 50
+
+
+IN_THE_TRANSACTION = ("batch.fenced", "pass.fenced", "publish.fenced", "publish.applied", "merge.applied")
+
+
+@pytest.mark.parametrize(
+    ("mode", "point"), [case for case in CASES if case[1] in IN_THE_TRANSACTION], indirect=["mode"]
+)
+def test_rows_are_counted_once_by_a_run_that_tries_again(bench: Workbench, mode: str, point: str) -> None:
+    """Require that what a transaction counted before it was rolled back is not counted a second time."""
+    bench.settings = bench.settings.model_copy(update={"backoff_seconds": (0.01,)})
+    plain = bench.run("items")
+    bench.sql(CHANGE)
+    failpoints.configure(f"{point}:error:1")
+    try:
+        run = bench.run("items")
+    finally:
+        failpoints.configure("")
+    assert (run["status"], run["attempts"], run["batches"]) == ("SUCCESS", 2, 1)
+    assert (run["rows_read"], run["rows_written"]) == (plain["rows_read"], plain["rows_written"])
+    assert bench.differences(QUERY, "analytics.items") == 0
+
+
+@pytest.mark.parametrize("mode", ["full"], indirect=True)
+def test_what_was_read_is_published_later_if_the_mart_was_locked(bench: Workbench) -> None:
+    bench.settings = bench.settings.model_copy(update={"backoff_seconds": (0.01,), "max_attempts": 2})
+    failpoints.configure("publish.applied:error:1,publish.applied:error:2")
+    try:
+        failed = bench.run("items")
+    finally:
+        failpoints.configure("")
+    assert (failed["status"], failed["rows_read"], failed["batches"]) == ("FAILED", 50, 1)
+    assert "the next run publishes what was read at" in failed["error_message"]
+    bench.sql("UPDATE content.item SET name = 'after' WHERE id = 5")
+    resumed = bench.run("items")
+    assert (resumed["status"], resumed["rows_read"]) == ("SUCCESS", 0)
+    assert bench.sql("SELECT name FROM analytics.items WHERE id = 5") == [{"name": "item 5."}]
 
 
 def test_the_successor_reads_again_what_was_not_published(bench: Workbench, mode: str) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from vitrina import failpoints
-from vitrina.errors import DuplicateKeys, FatalError, ShrinkRefused, TransientError
+from vitrina.errors import Disconnected, DuplicateKeys, FatalError, ShrinkRefused, TransientError
 from vitrina.loads import incremental, refusals
 from vitrina.loads.job import resume_point
 from vitrina.loads.load_input import window_of
@@ -118,8 +118,9 @@ def _continued(run: Run) -> tuple[Load, bool] | None:
         run.dead_letters_before = dead_letters.count_open(
             run.job.metastore, run.job.claim.pipeline_id, since=found.load_started_at
         )
-    run.log.info("load.continued", rows=found.rows, batches=found.batch_no)
-    run.meter.continued(found)
+    if found.accepted or found.last_key:
+        run.log.info("load.continued", rows=found.rows, batches=found.batch_no)
+        run.meter.continued(found)
     return load, must_fill
 
 
@@ -217,12 +218,11 @@ def _publish(run: Run, load: Load, uncounted: Part | None) -> None:
         run.judge_load(load)
         with run.until_paused():
             counts = load.publish(fence)
-    except TransientError as exc:
-        _forget_lost(run, exc)
-        raise
-    except FatalError as exc:
-        if uncounted:
-            # Count it after all, so that the next run can publish what was read.
+    except (TransientError, FatalError) as exc:
+        if isinstance(exc, TransientError):
+            _forget_lost(run, exc)
+        if uncounted and _is_kept(exc):
+            # Count it after all, so that the next attempt or run can publish what was read.
             run.checkpoint = before
             run.commit(load, uncounted, _counting(run), settles=False)
         if isinstance(exc, ShrinkRefused):
@@ -236,6 +236,11 @@ def _publish(run: Run, load: Load, uncounted: Part | None) -> None:
     run.log.info("run.published", **vars(counts), **notes, duration_ms=round((time.monotonic() - started) * 1000))
     load.discard()
     run.settle(obey_pause=False)
+
+
+def _is_kept(exc: TransientError | FatalError) -> bool:
+    """Return whether a load that could not be published is still there, as far as this session can tell."""
+    return isinstance(exc, FatalError) or not (exc.discards_load or isinstance(exc, Disconnected))
 
 
 def _after_load(run: Run) -> Checkpoint:

@@ -141,6 +141,17 @@ class Run:
     def fence(self, what: str, move: Move, *, progressed: bool = True, points: Sequence[str] = ()) -> "RunFence":
         return RunFence(self, what, move, progressed=progressed, points=points)
 
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Take back what was counted if an error rolls the transaction back; a retry would count it twice."""
+        before, counted = (self.checkpoint, self.letters.by_checks), self.meter.remember()
+        try:
+            yield
+        except BaseException:
+            self.checkpoint, self.letters.by_checks = before
+            self.meter.restore(counted)
+            raise
+
     def record(self, what: str, checkpoint: Checkpoint, *, progressed: bool = False) -> None:
         """Move the checkpoint alone, without data."""
         self.fence(what, lambda _: checkpoint, progressed=progressed).after()
@@ -375,11 +386,13 @@ class RunFence:
         if self._is_spent:
             raise RuntimeError(f"{self._what}: a fence is passed once")
         self._is_spent = True
-        run.checkpoint = self._move(done)
-        run.job.ledger.fence(run.checkpoint, run.meter.counters, attempt=run.meter.attempt, progressed=self._progressed)
-        for point in self._points:
-            failpoints.hit(point)
-        run.control.require_lease()
+        with run.undone_on_error():
+            run.checkpoint = self._move(done)
+            counters, attempt = run.meter.counters, run.meter.attempt
+            run.job.ledger.fence(run.checkpoint, counters, attempt=attempt, progressed=self._progressed)
+            for point in self._points:
+                failpoints.hit(point)
+            run.control.require_lease()
 
     def require_passed(self) -> None:
         """Refuse a load that returned without passing the fence, as if it had committed something."""

@@ -1,7 +1,9 @@
 """Measure a run: counters, timings and the distribution of its batches."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from vitrina.observe.observer import PlannedRun, RunObserver, RunOutcome
@@ -20,6 +22,12 @@ _ANNOUNCE_SECONDS = 0.5
 
 # The times of this many batches are kept; a live run has millions of batches.
 _BATCHES_KEPT = 10_000
+
+# What a transaction with a batch counts, and takes back if it is rolled back.
+_COUNTED = (
+    *("_batch_seconds", "_consistency", "_counts", "_letters", "_null_cursors"),
+    *("_outcomes", "_stage_seconds", "_timings"),
+)
 
 # What a run spends time on. Filling and writing overlap, so stages do too; `wait` is the time spent waiting for
 # filling.
@@ -209,6 +217,15 @@ class RunMeter:
                 "max": _milliseconds(ordered, 1.0),
             },
         }
+
+    def remember(self) -> Mapping[str, Any]:
+        """Return a copy of what was counted, for `restore`."""
+        counters = replace(self.counters, metrics=dict(self.counters.metrics))
+        return {"counters": counters} | {name: copy(getattr(self, name)) for name in _COUNTED}
+
+    def restore(self, remembered: Mapping[str, Any]) -> None:
+        """Take back what a transaction counted that was rolled back; the retry counts it again."""
+        vars(self).update(remembered)
 
     def record(self, metastore: Connection, claim: Claim) -> None:
         self._summarise()

@@ -194,3 +194,19 @@ def test_a_checkpoint_in_the_future_does_not_blind_the_pipeline(workbench: Workb
 )
 def test_what_a_cursor_promises(kind: str, options: dict[str, Any], expected: str) -> None:
     assert guarantee(Cursor("at", kind), Options(**options)) == expected
+
+
+def test_a_checkpoint_edited_by_hand_is_named(workbench: Workbench) -> None:
+    workbench.source("CREATE TABLE content.event (id int PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())")
+    workbench.source("INSERT INTO content.event SELECT n FROM generate_series(1, 5) AS n")
+    workbench.pipeline(
+        "events", "SELECT id, at FROM content.event", target_key=["id"], incremental_key="at", mode="incremental"
+    )
+    workbench.run("events")
+    assert workbench.run("events")["status"] == "SUCCESS"
+    workbench.sql("UPDATE etl.etl_state SET safe_upto = 'garbage'")
+    run = workbench.run("events")
+    assert run["status"] == "FAILED"
+    assert "the checkpoint" in run["error_message"]
+    assert "garbage" in run["error_message"]
+    assert "vitrina state" in run["error_message"]

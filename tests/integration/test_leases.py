@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 
 from tests.support.waiting import until
@@ -514,3 +515,22 @@ def test_silent_runners_are_shown_and_later_forgotten(bench: Workbench) -> None:
     bench.sql("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '2 days'")
     housekeeping.tidy_up(bench.settings)
     assert runners.list_all(bench.metastore, stale_after_seconds=60) == []
+
+
+def test_a_column_that_was_added_by_hand_fails_no_claim(workbench: Workbench) -> None:
+    """Require that a runner whose session has prepared the claim tries again, and sets no pipeline aside."""
+    workbench.source("CREATE TABLE content.films (id int PRIMARY KEY)")
+    workbench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    url = workbench.settings.require_database_url()
+    with database.connect(url, "vitrina:manager") as manager:
+        for _ in range(8):  # the driver prepares what was executed five times
+            workbench.request("films")
+            claim = leases.claim_next(manager, uuid4(), 30)
+            assert claim is not None
+            leases.conclude_run(workbench.metastore, claim)
+        workbench.request("films")
+        workbench.sql("ALTER TABLE etl.etl_pipelines ADD COLUMN note text")
+        with suppress(psycopg.errors.SerializationFailure):
+            leases.claim_next(manager, uuid4(), 30)
+        assert workbench.sql("SELECT status FROM etl.etl_pipelines") == [{"status": "RUN_REQUESTED"}]
+        assert leases.claim_next(manager, uuid4(), 30) is not None

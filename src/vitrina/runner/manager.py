@@ -299,8 +299,8 @@ class PipelineManager:
                 self._claims.pop(claim.claim_id, None)
                 follows = claim.claim_id in self._following
                 self._following.discard(claim.claim_id)
-            self._telemetry.instruments.running.set(self._runs_held)
             (self._follower_slots if follows else self._slots).release()
+            self._telemetry.instruments.running.set(self._runs_held)
             # A request that arrives later sends a notification.
             if self._unclaimed:
                 self._wake()

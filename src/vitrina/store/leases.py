@@ -285,22 +285,20 @@ def _take(
 
     With `follows`, the next run is requested already.
     """
-    row = database.one(
-        connection.execute(
-            _CLAIM,
-            {
-                "runner": runner_id,
-                "ttl": ttl_seconds,
-                "id": found["id"],
-                "status": becomes,
-                "returns": returns,
-                "next": Trigger.FOLLOW_UP if follows else None,
-                "format": CHECKPOINT_FORMAT,
-                "trigger": found["trigger"],
-                "reason": found["reason"],
-                "trace": found["trace"],
-            },
-        )
+    row = _CLAIM.get_one(
+        connection,
+        {
+            "runner": runner_id,
+            "ttl": ttl_seconds,
+            "id": found["id"],
+            "status": becomes,
+            "returns": returns,
+            "next": Trigger.FOLLOW_UP if follows else None,
+            "format": CHECKPOINT_FORMAT,
+            "trigger": found["trigger"],
+            "reason": found["reason"],
+            "trace": found["trace"],
+        },
     )
     if returns is not None:
         row["requested_range"] = None  # of a paused backfill; this claim does not perform it
@@ -309,7 +307,7 @@ def _take(
 
 
 # Claims the row and records the run. Composed once, because every claim executes it.
-_CLAIM = (
+_CLAIM = Statement(
     sql.SQL(
         """
         WITH claimed AS (

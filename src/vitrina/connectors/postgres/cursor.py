@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
+import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from vitrina.definition import Definition, Options
@@ -356,7 +357,12 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, moment: datetim
         "SELECT value, least(%(safe)s::{kind}, value::{kind}) = value::{kind} AS stepped_back,"
         " %(safe)s::{kind} <= {now} AS past FROM (SELECT {value} AS value) AS upto"
     ).format(kind=SQL(cursor.key_type), now=_now(cursor), value=_to_come(cursor))
-    row = database.one(source.execute(statement, {"safe": safe, "moment": moment}))
+    try:
+        row = database.one(source.execute(statement, {"safe": safe, "moment": moment}))
+    except psycopg.DataError as exc:
+        raise FatalError(
+            say("run.no_value_of_cursor", what="the checkpoint", value=safe, column=cursor.key, type=cursor.key_type)
+        ) from exc
     # Without a safe point, `past` is NULL.
     return safe if safe is not None and row["stepped_back"] and row["past"] else str(row["value"])
 

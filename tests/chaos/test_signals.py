@@ -51,7 +51,8 @@ def test_the_first_signal_drains_a_long_publish_and_gives_the_lease_back(make_ar
     ]
     assert arena.sql("SELECT * FROM etl.etl_runners") == []
     assert arena.sql("SELECT * FROM analytics.full_once") == []
-    assert [row["rows"] for row in arena.sql("SELECT rows FROM etl.etl_state")] == [400], "the stage is kept"
+    # It was read in less than a second, so that its publication counts it, and the next run reads it again.
+    assert [row["rows"] for row in arena.sql("SELECT rows FROM etl.etl_state")] == [0]
 
 
 @pytest.mark.chaos

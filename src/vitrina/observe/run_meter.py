@@ -92,9 +92,11 @@ class RunMeter:
 
     def warn(self, text: str) -> None:
         """Add a warning to those of the plan, where people look for them."""
-        said = self.counters.metrics.setdefault("plan", {}).setdefault("warnings", [])
+        plan = self.counters.metrics.get("plan", {})
+        said = plan.get("warnings", [])
         if text not in said:
-            said.append(text)
+            # Replaced, not changed: `remember` keeps the plan as it is.
+            self.note("plan", plan | {"warnings": [*said, text]})
 
     def rejected(self, rows: int) -> None:
         self._null_cursors = rows

@@ -296,6 +296,8 @@ def _open(bench: Workbench) -> psycopg.Connection[Any]:
 
 def test_old_runs_are_forgotten_in_slices_and_those_that_count_are_kept(bench: Workbench, plans: Plans) -> None:
     bench.sql("CREATE TABLE public.expected AS " + _EXPECTED)
+    # The table of the test gets small while runs are deleted. Analyzed then, it would rightly be read whole.
+    bench.sql("ALTER TABLE etl.etl_runs SET (autovacuum_enabled = off)")
     after: tuple[datetime, UUID] | None = None
     forgotten, walks = 0, 0
     while walks == 0 or after:

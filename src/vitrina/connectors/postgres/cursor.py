@@ -359,7 +359,7 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, moment: datetim
     ).format(kind=SQL(cursor.key_type), now=_now(cursor), value=_to_come(cursor))
     try:
         row = database.one(source.execute(statement, {"safe": safe, "moment": moment}))
-    except psycopg.DataError as exc:
+    except (psycopg.errors.InvalidDatetimeFormat, psycopg.errors.DatetimeFieldOverflow) as exc:
         raise FatalError(
             say("run.no_value_of_cursor", what="the checkpoint", value=safe, column=cursor.key, type=cursor.key_type)
         ) from exc

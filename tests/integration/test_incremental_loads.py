@@ -231,11 +231,11 @@ def test_more_rows_than_the_one_expected_batch_arrive_whole(
     held: list[int] = []
     merge = PostgresWriter.merge_batch
 
-    def counting(self: PostgresWriter, stage: Stage, number: int) -> Counts:
+    def counting(self: PostgresWriter, stage: Stage, number: int, rows: int) -> Counts:
         row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {}").format(stage.identifier)).fetchone()
         assert row is not None
         held.append(row["rows"])
-        return merge(self, stage, number)
+        return merge(self, stage, number, rows)
 
     monkeypatch.setattr(PostgresWriter, "merge_batch", counting)
     bench.sql(

@@ -508,7 +508,7 @@ class MergeLoad(BaseLoad):
         with target.transaction(f"merging into {target.opening.name}"):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
-            counts = self._writer.merge_batch(stage, part.number)
+            counts = self._writer.merge_batch(stage, part.number, self._rows_to_merge(part, judged))
             afterwards()
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
@@ -540,6 +540,10 @@ class MergeLoad(BaseLoad):
         epoch = self._target.opening.claim.epoch
         return self._checks.judge_batch(stage, stage.batch_to_judge(epoch, part.number))
 
+    def _rows_to_merge(self, part: Part, judged: "Judgement | None") -> int:
+        """Return how many rows of a part are still staged: those that checks reject are deleted."""
+        return part.staged_rows - (len(judged.letters) if judged else 0)
+
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
         target = self._target
         target.date_snapshot()
@@ -558,7 +562,8 @@ class MergeLoad(BaseLoad):
         stage = self.turns.of(part.number)
         with target.transaction(f"correcting {target.opening.name}"):
             judged = self._judge(stage, part) if part.staged_rows else None
-            counts = writer.merge_batch(stage, part.number) if part.staged_rows else Counts()
+            rows = self._rows_to_merge(part, judged)
+            counts = writer.merge_batch(stage, part.number, rows) if part.staged_rows else Counts()
             stage.truncate(target.session)
             deleted = self._delete_absent(stale, read)
             return self.finish(replace(counts, deleted=counts.deleted + deleted), fence, judged)

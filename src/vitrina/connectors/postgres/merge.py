@@ -1,7 +1,7 @@
 """Build the SQL that applies staged rows to a target with the fewest changes: delete, update what differs, insert."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
@@ -9,6 +9,7 @@ from vitrina.connectors.postgres.catalog import Table
 
 DIFF = Identifier("pg_temp", "vitrina_diff")
 POSITION = "_position"
+_NOTHING_MORE = SQL("")
 # MERGE .. RETURNING came with PostgreSQL 17.
 COUNTS_MERGED_ROWS = 17_00_00
 
@@ -116,14 +117,70 @@ def same_key(merge: Merge, left: str = "s", right: str = "t") -> Composed:
     return _all(merge.target.same(name, left, right) for name in merge.key)
 
 
+def apply_few(merge: Merge, *, rows: int, deletes: bool, shrink_limit: float) -> Composed:
+    """Compare and write a few rows in one statement, for a target without other keys.
+
+    Nothing is written (`is_applied`) unless the stage has so many rows, each with a key of its own, and few enough rows
+    are deleted of a target that is not empty.
+    """
+    kept = replace(merge, staged=SQL("vitrina_staged"))
+    may, diff = SQL(" AND (SELECT p.is_applied FROM vitrina_planned AS p)"), SQL("vitrina_diff")
+    writes = {
+        "deleted": delete_rows(kept, diff) + may + SQL(" RETURNING NULL::tid AS place") if deletes else None,
+        "updated": update + may + SQL(" RETURNING t.ctid AS place") if (update := update_rows(kept, diff)) else None,
+        "inserted": insert_rows(kept, diff, may) + SQL(" RETURNING ctid AS place"),
+    }
+    done = {name: write or SQL("SELECT NULL::tid AS place WHERE false") for name, write in writes.items()}
+    return SQL(
+        """
+        WITH vitrina_staged AS MATERIALIZED (SELECT * FROM {staged} AS s),
+        vitrina_diff AS MATERIALIZED ({difference}),
+        vitrina_planned AS MATERIALIZED (
+            SELECT n.*, n.rows = {rows} AND n.keys = n.rows AND {may_delete} AS is_applied
+            FROM (SELECT (SELECT count(*) FROM vitrina_staged) AS rows,
+                         (SELECT count(*) FROM (SELECT DISTINCT {key} FROM vitrina_staged AS s) AS k) AS keys,
+                         count(*) FILTER (WHERE "_op" = 'I') AS inserted,
+                         count(*) FILTER (WHERE "_op" = 'U') AS updated,
+                         count(*) FILTER (WHERE "_op" = 'D') AS deleted
+                  FROM vitrina_diff) AS n
+        ),
+        vitrina_deleted AS ({deleted}), vitrina_updated AS ({updated}), vitrina_inserted AS ({inserted})
+        SELECT p.*, (SELECT count(*) FROM vitrina_deleted) AS done_deleted,
+               (SELECT count(*) FROM vitrina_updated) AS done_updated,
+               (SELECT count(*) FROM vitrina_inserted) AS done_inserted,
+               (SELECT ARRAY[min(place), max(place)]
+                FROM (TABLE vitrina_updated UNION ALL TABLE vitrina_inserted) AS w) AS places
+        FROM vitrina_planned AS p
+        """
+    ).format(
+        staged=merge.staged,
+        difference=_difference(kept, deletes=deletes),
+        rows=Literal(rows),
+        key=_prefixed("s", merge.key),
+        may_delete=_may_delete(merge, shrink_limit) if deletes else SQL("true"),
+        **done,
+    )
+
+
+def _may_delete(merge: Merge, shrink_limit: float) -> Composed:
+    return SQL("(SELECT count(*) > 0 AND n.deleted <= count(*) * {}::float8 FROM {})").format(
+        Literal(shrink_limit), merge.target.identifier
+    )
+
+
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
-    """Join stage and target once into a temporary table: op I, U or D, with the rows themselves.
+    """Join stage and target once into a temporary table."""
+    difference = _difference(merge, deletes=deletes)
+    return SQL("CREATE TEMPORARY TABLE vitrina_diff ON COMMIT DROP AS {}").format(difference)
+
+
+def _difference(merge: Merge, *, deletes: bool) -> Composed:
+    """Join stage and target: op I, U or D, with the rows themselves.
 
     Rows differ if their binary images do: IS DISTINCT FROM treats 1.0 and 1.00 as equal, and fails on json.
     """
     return SQL(
         """
-        CREATE TEMPORARY TABLE vitrina_diff ON COMMIT DROP AS
         SELECT CASE WHEN {target_absent} THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END::"char" AS "_op",
                {position}{key_columns}{other_columns}
         FROM {staged} AS s {join} JOIN {target} AS t ON {on}
@@ -241,24 +298,24 @@ def is_staged(merge: Merge) -> Composed:
     return SQL("EXISTS (SELECT FROM {} AS s WHERE {})").format(merge.staged, same)
 
 
-def delete_rows(merge: Merge) -> Composed:
+def delete_rows(merge: Merge, diff: Composable = DIFF) -> Composed:
     if merge.soft:
         return SQL("UPDATE {} AS t SET {} = now() FROM {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
-            merge.target.identifier, Identifier(merge.soft), DIFF, _same_row(merge)
+            merge.target.identifier, Identifier(merge.soft), diff, _same_row(merge)
         )
     return SQL("DELETE FROM {} AS t USING {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
-        merge.target.identifier, DIFF, _same_row(merge)
+        merge.target.identifier, diff, _same_row(merge)
     )
 
 
-def update_rows(merge: Merge) -> Composed | None:
+def update_rows(merge: Merge, diff: Composable = DIFF) -> Composed | None:
     """Build an UPDATE of rows that differ. Return None if a row consists only of its key."""
     if not merge.written and not merge.soft:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
         merge.target.identifier,
         _comma(_assignments(merge, "d")),
-        DIFF,
+        diff,
         _same_row(merge),
     )
 
@@ -291,13 +348,14 @@ def _same_value(target: Table, name: str) -> Composed:
     return SQL("t.{0} IS NOT DISTINCT FROM d.{0}").format(Identifier(name))
 
 
-def insert_rows(merge: Merge) -> Composed:
-    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS d WHERE d.\"_op\" = 'I' ORDER BY {}").format(
+def insert_rows(merge: Merge, diff: Composable = DIFF, condition: Composable = _NOTHING_MORE) -> Composed:
+    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS d WHERE d.\"_op\" = 'I'{} ORDER BY {}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
         overriding(merge.target, merge.columns),
         _prefixed("d", merge.columns),
-        DIFF,
+        diff,
+        condition,
         _prefixed("d", merge.key),
     )
 

@@ -370,9 +370,12 @@ class PostgresWriter:
 
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
-    def merge_batch(self, stage: Stage, number: int) -> Counts:
+    def merge_batch(self, stage: Stage, number: int, rows: int) -> Counts:
         """Upsert one staged batch. If a key is repeated, the row with the latest cursor wins."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
+        if counts := self._apply_few(batch, rows, deletes=False):
+            failpoints.hit("merge.applied")
+            return counts
         self._prepare_merge()
         self._make_partitions(batch)
         if self._history is None:
@@ -499,6 +502,9 @@ class PostgresWriter:
         if self._gone:
             counted = None  # such rows were not checked
         merging, gone = self._to_publish(stage, checkpoint)
+        if counts := self._apply_few(merging, checkpoint.rows, deletes=deletes):
+            failpoints.hit("publish.applied")
+            return counts
         self._prepare_merge()
         self._make_partitions(merging)
         if self.is_empty():
@@ -665,6 +671,31 @@ class PostgresWriter:
         if staged_rows != counted_rows:
             raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
+    def _apply_few(self, merging: Merge, rows: int, *, deletes: bool) -> Counts | None:
+        """Compare and write in one statement; a temporary table and statistics cost more than a few rows.
+
+        Return None if nothing was written, because the load has many rows, or has to be refused.
+        """
+        is_plain = self.table.has_one_key and not self.keeps_rows and not self._gone
+        if not (is_plain and self._had_rows and 0 < rows <= _FEW_ROWS):
+            return None
+        cascades = self.table.cascading and not self._options.allow_cascade
+        limit = 0.0 if cascades else self._options.shrink_limit
+        found = database.one(
+            self.connection.execute(merge.apply_few(merging, rows=rows, deletes=deletes, shrink_limit=limit))
+        )
+        if not found["is_applied"]:
+            return None
+        planned, done = (
+            Counts(**{name: found[prefix + name] for name in ("inserted", "updated", "deleted")})
+            for prefix in ("", "done_")
+        )
+        if done != planned:
+            self._refuse_partial(planned, done)
+        places = [place for place in found["places"] if place]
+        self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
+        return replace(done, unchanged=rows - done.inserted - done.updated)
+
     def _apply(self, merging: Merge, planned: Counts) -> Counts:
         """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
         if planned.inserted + planned.updated + planned.deleted > _FEW_CHANGES:
@@ -756,6 +787,8 @@ _STAGES_OF = Statement(
 
 # This many changes are applied as fast without statistics: each row is found by its position.
 _FEW_CHANGES = 200
+# This many staged rows are compared without statistics: the planner expects one row, and looks up each by its key.
+_FEW_ROWS = 1_000
 # Names of our own columns in stages and differences.
 _RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
 # PostgreSQL's limit for a table, less our own columns of a stage.

@@ -61,13 +61,12 @@ class QuerySource(OpenedQuery):
 
     def describe(self, window: Window) -> Description:
         """Describe the columns, choose the cursor, and check the plan."""
-        with self.reader.reading():
-            self.result = tuple(self.reader.describe(self.judged))
-            if self.definition.mode == "incremental":
-                self.cursor = cursor_of(self.definition, self.types)
-            elif self.judged.parameters:
-                raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(self.judged.parameters)[0]))
-            explained = self.reader.explain(self.query.select([SQL("q.*")], Bounds()))
+        self.result = tuple(self.reader.describe(self.judged))
+        if self.definition.mode == "incremental":
+            self.cursor = cursor_of(self.definition, self.types)
+        elif self.judged.parameters:
+            raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(self.judged.parameters)[0]))
+        explained = self.reader.explain(self.query.select([SQL("q.*")], Bounds()))
         self._admitted = plan_check.admit(
             self.reader, self.query, self.settings, max_cost=self.definition.options.max_cost, explained=explained
         )

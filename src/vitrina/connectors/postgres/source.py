@@ -299,19 +299,18 @@ class SqlReader:
             raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
 
     def describe(self, judged: CheckedQuery) -> list[Column]:
-        """Return names and types of the result without running the query."""
+        """Return names and types of the result without running or planning the query."""
         raw = self.connection.pgconn
-        with self.reading():
-            # Both calls query the server, which may be lost before the second.
-            self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
-            described = raw.describe_prepared(b"")
-            self._refuse_failed(described, judged)
-            columns = [
-                (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
-                for i in range(described.nfields)
-            ]
-            self._refuse_unnamed([name for name, _, _ in columns])
-            named = self._with_type_names(columns)
+        # Both calls query the server, which may be lost before the second.
+        self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
+        described = raw.describe_prepared(b"")
+        self._refuse_failed(described, judged)
+        columns = [
+            (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
+            for i in range(described.nfields)
+        ]
+        self._refuse_unnamed([name for name, _, _ in columns])
+        named = self._with_type_names(columns)
         return [replace(column, origin=origin) for column, origin in zip(named, _origins(described), strict=True)]
 
     def find_origins(self, view: str) -> list[tuple[int, int] | None]:
@@ -350,7 +349,7 @@ class SqlReader:
             raise SourceQueryFailed(say("run.column_unnamed"))
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
-        """Look up the names of the types, in the caller's transaction."""
+        """Look up the names of the types. What the statement sets ends with its transaction, or by itself."""
         kinds = {(oid, typmod) for _, oid, typmod in columns}
         found = {kind: _known_types[kind] for kind in kinds & _known_types.keys()}
         unknown = list(kinds - found.keys())
@@ -368,11 +367,7 @@ class SqlReader:
         """
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
-            with self.reading():
-                done = self.connection.execute(SQL(_EXPLAIN_BOUNDED).format(Value(text)))
-                while done.nextset():
-                    pass
-                row = database.one(done)
+            row = self._explain(SQL(_EXPLAIN_BOUNDED).format(Value(text)))
         except psycopg.errors.ProgramLimitExceeded as exc:
             if exc.diag.message_primary != _TOO_LONG:
                 raise translate_read(exc) from exc
@@ -383,6 +378,18 @@ class SqlReader:
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
         return Explained(_parsed(row["plan"]), frozenset(row["opened"]), row["on_standby"])
+
+    def _explain(self, statements: Composed) -> dict[str, Any]:
+        """Return the row of the last of these statements. Whatever they set is rolled back."""
+        if self._is_reading:
+            return _last_row(self.connection.execute(statements))
+        # In one message with the transaction, which saves two.
+        message = SQL("BEGIN READ ONLY; {}; ROLLBACK").format(statements)
+        try:
+            return _last_row(self.connection.execute(message))
+        finally:
+            with suppress(psycopg.Error):
+                self.connection.rollback()  # says nothing to the server unless a statement failed
 
     def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
         """Return those names for which the server has a volatile function."""
@@ -492,6 +499,18 @@ class Explained:
     plan: list[dict[str, Any]]
     opened: frozenset[int]
     on_standby: bool
+
+
+def _last_row(cursor: "psycopg.Cursor[dict[str, Any]]") -> dict[str, Any]:
+    """Return the row of the last result that has one."""
+    found = None
+    while True:
+        found = cursor.fetchone() if cursor.description else found
+        if not cursor.nextset():
+            break
+    if found is None:
+        raise RuntimeError("a statement that always returns a row returned none")
+    return found
 
 
 def _begin_in(connection: Any, snapshot: str) -> None:

@@ -554,29 +554,30 @@ def conclude_run(
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
     seen = claim.row["run_requested_at"]
-    with connection.transaction():
-        row = _CONCLUDE.fetch_one(
-            connection,
-            {
-                "boundary": boundary,
-                "answered": answers,
-                "seen": seen,
-                "keeps_range": boundary or claim.is_repair,
-                "follows": Trigger.FOLLOW_UP,
-                "reason": _WHY_BEHIND_A_BACKFILL if claim.is_backfill else _WHY_BEHIND_A_LOAD,
-                "id": claim.pipeline_id,
-                "claim": claim.claim_id,
-                "epoch": claim.epoch,
-            },
-        )
-        if row is None:
-            raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
-        # After the pipeline's row, in the order of those who cancel or end the run; the opposite order would deadlock.
-        outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
-        finish_run(connection, claim.run_id, outcome, answers=seen if answers else None, done=done)
-        if row["is_upstream"] and not boundary:
-            run_after.pass_on(connection, claim.pipeline_id, claim.run_id)
-        return Status(row["status"])
+    values = {
+        "boundary": boundary,
+        "answered": answers,
+        "seen": seen,
+        "keeps_range": boundary or claim.is_repair,
+        "follows": Trigger.FOLLOW_UP,
+        "reason": _WHY_BEHIND_A_BACKFILL if claim.is_backfill else _WHY_BEHIND_A_LOAD,
+        "id": claim.pipeline_id,
+        "claim": claim.claim_id,
+        "epoch": claim.epoch,
+        **_ended(claim.run_id, RunStatus.PAUSED if boundary else RunStatus.SUCCESS, answers=seen if answers else None),
+        **(done or {}),
+    }
+    conclude = _CONCLUDE_WITH_PROGRESS if done else _CONCLUDE
+    # Most pipelines start no other: then one statement does it, without a transaction around it.
+    row = conclude.fetch_one(connection, values | {"passes_on": boundary})
+    if row is None:
+        with connection.transaction():
+            row = conclude.fetch_one(connection, values | {"passes_on": True})
+            if row is None:
+                raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
+            if row["is_upstream"] and not boundary:
+                run_after.pass_on(connection, claim.pipeline_id, claim.run_id)
+    return Status(row["status"])
 
 
 def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: bool) -> Status:
@@ -626,35 +627,6 @@ _ANOTHER_RUN = sql.SQL(
     (p.run_requested_at IS NOT NULL
      AND NOT (%(answered)s AND p.run_requested_at IS NOT DISTINCT FROM %(seen)s::timestamptz))
     """
-)
-
-
-_CONCLUDE = Statement(
-    sql.SQL(
-        """
-        UPDATE etl.etl_pipelines p
-        SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                          WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
-                          ELSE 'IDLE' END,
-            run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
-            -- Whoever asked gave their trigger to the run that just ended: this one follows it.
-            requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
-                                     THEN coalesce(p.requested_trigger, %(follows)s)
-                                     ELSE p.requested_trigger END,
-            requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
-                                    THEN format(%(reason)s, p.run_requested_at)
-                                    ELSE p.requested_reason END,
-            requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
-            range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
-            accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
-            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
-            attempts = 0, last_error = NULL
-        WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
-        RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
-        """
-    )
-    .format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN)
-    .as_bytes()
 )
 
 
@@ -779,23 +751,67 @@ def finish_run(
     message: str | None = None,
     *,
     answers: datetime | None = None,
-    done: runs.Progress | None = None,
 ) -> None:
-    """End a run. `done` is what it did, if that is not recorded yet."""
-    ended = {"status": outcome, "code": code, "message": cut(message), "answers": answers, "run": run_id}
-    (_FINISH_WITH_PROGRESS if done else _FINISH).execute(connection, ended | (done or {}))
+    _FINISH.execute(connection, _ended(run_id, outcome, code, message, answers=answers))
+
+
+def _ended(
+    run_id: UUID,
+    outcome: RunStatus,
+    code: str | None = None,
+    message: str | None = None,
+    *,
+    answers: datetime | None = None,
+) -> dict[str, Any]:
+    return {"outcome": outcome, "code": code, "message": cut(message), "answers": answers, "run": run_id}
 
 
 _END = sql.SQL(
     """
-    status = %(status)s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+    status = %(outcome)s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
     error_code = %(code)s, error_message = %(message)s, answers_request = coalesce(answers_request, %(answers)s)
     """
 )
 _FINISH = Statement(sql.SQL("UPDATE etl.etl_runs SET {} WHERE id = %(run)s").format(_END).as_bytes())
-_FINISH_WITH_PROGRESS = Statement(
-    sql.SQL("UPDATE etl.etl_runs SET {}, {} WHERE id = %(run)s").format(runs.PROGRESS, _END).as_bytes()
-)
+
+
+_CONCLUDED = """
+    WITH concluded AS (
+        UPDATE etl.etl_pipelines p
+        SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+                          WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
+                          ELSE 'IDLE' END,
+            run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
+            -- Whoever asked gave their trigger to the run that just ended: this one follows it.
+            requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
+                                     THEN coalesce(p.requested_trigger, %(follows)s)
+                                     ELSE p.requested_trigger END,
+            requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
+                                    THEN format(%(reason)s, p.run_requested_at)
+                                    ELSE p.requested_reason END,
+            requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
+            range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
+            accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
+            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
+            attempts = 0, last_error = NULL
+        WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
+          AND (%(passes_on)s OR NOT EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id))
+        RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
+    ), finished AS (
+        -- After the pipeline's row, in the order of those who cancel or end the run; the opposite order would deadlock.
+        UPDATE etl.etl_runs r SET {ended} FROM concluded WHERE r.id = %(run)s
+        RETURNING 1
+    )
+    SELECT concluded.*, (SELECT count(*) FROM finished) AS runs FROM concluded
+"""
+
+
+def _concluded(ended: sql.Composable) -> Statement:
+    return Statement(sql.SQL(_CONCLUDED).format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN, ended=ended).as_bytes())
+
+
+_CONCLUDE = _concluded(_END)
+_CONCLUDE_WITH_PROGRESS = _concluded(sql.SQL("{}, {}").format(runs.PROGRESS, _END))
 
 
 def cut(message: str | None) -> str | None:

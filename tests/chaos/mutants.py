@@ -13,6 +13,7 @@ from psycopg import sql
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres import left_columns, mart_identity
 from vitrina.connectors.postgres.stage import Stage
+from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import Disconnected, TransientError
 from vitrina.loads import control
 from vitrina.loads.control import RunControl
@@ -22,7 +23,7 @@ from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.status import Status
-from vitrina.store import databases, leases, ledger, recovery, run_after, sessions, state
+from vitrina.store import databases, leases, ledger, recovery, run_after, runs, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.prepared import Statement
@@ -103,10 +104,21 @@ def _fence_off(replace: Callable[[Any, str, Any], None]) -> None:
         )
         advance_when_ours(connection, claim, checkpoint, table)
 
+    def seize_here(self: ledger.Ledger) -> Checkpoint:
+        return seize(self._home, self._claim)
+
+    def fence_here(
+        self: ledger.Ledger, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool
+    ) -> None:
+        self.batch_size = runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
+        advance(self._home, self._claim, checkpoint)
+
     advance_when_ours = state.advance
     replace(leases, "touch", touch)
     replace(state, "seize", seize)
     replace(state, "advance", advance)
+    replace(ledger.Ledger, "_seize_here", seize_here)
+    replace(ledger.Ledger, "_fence_here", fence_here)
 
 
 def _checkpoint_apart(replace: Callable[[Any, str, Any], None]) -> None:
@@ -193,6 +205,8 @@ def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
         return int(row["rows"]) if row else 0
 
     replace(Stage, "count", believed)
+    # It counts too, in the statement that writes.
+    replace(PostgresWriter, "_apply_few", lambda self, merging, rows, *, deletes: None)
 
 
 def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:

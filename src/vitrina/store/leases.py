@@ -427,24 +427,27 @@ def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> 
 
     The row is updated only if there is progress to record: a lock is a fence as well, and leaves no dead tuple.
     """
-    values = [claim.pipeline_id, claim.claim_id, claim.epoch]
+    values = {"id": claim.pipeline_id, "claim": claim.claim_id, "epoch": claim.epoch}
     row = (_NOTE_PROGRESS if progressed else _LOCK_CLAIMED).fetch_one(connection, values)
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
     return Status(row["status"])
 
 
-_NOTE_PROGRESS = Statement(
-    b"""
-    UPDATE etl.etl_pipelines SET attempts = 0 WHERE id = %s AND claim_id = %s AND epoch = %s RETURNING status
+NOTE_PROGRESS = sql.SQL(
+    """
+    UPDATE etl.etl_pipelines SET attempts = 0
+    WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s RETURNING status
     """
 )
 # Takes the same lock as an UPDATE.
-_LOCK_CLAIMED = Statement(
-    b"""
-    SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s FOR NO KEY UPDATE
+LOCK_CLAIMED = sql.SQL(
+    """
+    SELECT status FROM etl.etl_pipelines
+    WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s FOR NO KEY UPDATE
     """
 )
+_NOTE_PROGRESS, _LOCK_CLAIMED = Statement(NOTE_PROGRESS.as_bytes()), Statement(LOCK_CLAIMED.as_bytes())
 
 
 def find_status(connection: Connection, claim: Claim) -> Status | None:

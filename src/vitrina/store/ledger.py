@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+from psycopg import sql
+
+from vitrina.errors import LeaseLost
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.status import Status
 from vitrina.store import databases, leases, runs, state, target_schema
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.prepared import Statement
 
 
 class Ledger:
@@ -29,9 +33,7 @@ class Ledger:
     def seize(self) -> Checkpoint:
         """Take the checkpoint before the first read. From then on older epochs cannot commit."""
         if not self._remote:
-            with self._home.transaction():
-                self._begin_in_metastore()
-                return self._own(state.seize(self._home, self._claim, self._table))
+            return self._own(self._seize_here())
         target_schema.prepare(self._home)
         with self._home.transaction():
             checkpoint = state.seize(self._home, self._claim, self._table)
@@ -49,6 +51,14 @@ class Ledger:
             self._mirror(checkpoint)
         return checkpoint
 
+    def _seize_here(self) -> Checkpoint:
+        """Do for a target in the metastore's database what `seize` does for others."""
+        claim = self._claim
+        row = _SEIZE_HERE.fetch_one(self._home, state.of_claim(claim) | state.loads_of_others(claim))
+        if row is None:
+            raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+        return state.read(row)
+
     def _own(self, checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.mirror_of is None:
             return checkpoint
@@ -64,12 +74,18 @@ class Ledger:
 
     def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
         """Run the last statements of the transaction with the data. Raise `LeaseLost` if it must not commit."""
-        if not self._remote:
-            # The pipeline's row first, in the order of those who cancel or end the run; the opposite order would
-            # deadlock.
-            self._status = leases.touch(self._home, self._claim, progressed=progressed)
-            self.batch_size = runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
-        state.advance(self._home, self._claim, checkpoint, self._table)
+        if self._remote:
+            state.advance(self._home, self._claim, checkpoint, self._table)
+        else:
+            self._fence_here(checkpoint, counters, attempt=attempt, progressed=progressed)
+
+    def _fence_here(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool) -> None:
+        claim, fence = self._claim, _FENCE_WITH_PROGRESS if progressed else _FENCE
+        progress = runs.progress_of(counters, attempts=attempt)
+        row = fence.fetch_one(self._home, state.of_claim(claim) | state.values_of(checkpoint) | progress)
+        if row is None or not row["moved"]:
+            raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+        self._status, self.batch_size = Status(row["status"]), row["batch_size"]
 
     def settle(
         self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True
@@ -81,3 +97,39 @@ class Ledger:
                 self.batch_size = runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
                 self._mirror(checkpoint)
         return self._status
+
+
+# In one statement, because each costs a run of few rows as much as its rows. Each part refers to the one before: the
+# pipeline's row comes first, in the order of those who cancel or end the run; the opposite order would deadlock.
+_SEIZE_HERE = Statement(
+    sql.SQL(
+        """
+        WITH claimed AS ({claimed}),
+        discarded AS ({discard} AND EXISTS (SELECT FROM claimed) RETURNING 1),
+        seized AS ({seize})
+        SELECT seized.*, (SELECT count(*) FROM discarded) AS discarded FROM seized
+        """
+    )
+    .format(claimed=leases.LOCK_CLAIMED, discard=state.DISCARD_OTHERS, seize=state.seizing(sql.SQL("FROM claimed")))
+    .as_bytes()
+)
+
+
+def _fence(claimed: sql.Composable) -> Statement:
+    return Statement(
+        sql.SQL(
+            """
+            WITH claimed AS ({claimed}),
+            counted AS ({record} AND EXISTS (SELECT FROM claimed) RETURNING {batch_size}),
+            moved AS ({advance} AND (SELECT count(*) FROM counted) >= 0 AND EXISTS (SELECT FROM claimed) RETURNING 1)
+            SELECT claimed.status, (SELECT count(*) FROM moved) AS moved,
+                   (SELECT batch_size FROM counted) AS batch_size
+            FROM claimed
+            """
+        )
+        .format(claimed=claimed, record=runs.RECORD, batch_size=runs.BATCH_SIZE, advance=state.ADVANCE)
+        .as_bytes()
+    )
+
+
+_FENCE, _FENCE_WITH_PROGRESS = _fence(leases.LOCK_CLAIMED), _fence(leases.NOTE_PROGRESS)

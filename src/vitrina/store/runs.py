@@ -87,19 +87,16 @@ def progress_of(counters: Counters, *, attempts: int) -> Progress:
     return vars(counters) | {"metrics": Jsonb(counters.metrics), "attempts": attempts}
 
 
-_RECORD_PROGRESS = Statement(
-    sql.SQL(
-        """
-    UPDATE etl.etl_runs
-    SET {progress}, updated_at = clock_timestamp()
-    WHERE id = %(run)s AND status = 'RUNNING'
-    RETURNING (SELECT p.batch_size FROM etl.etl_pipelines p
-               WHERE p.id = pipeline_id AND p.version = pipeline_version) AS batch_size
+RECORD = sql.SQL(
+    "UPDATE etl.etl_runs SET {}, updated_at = clock_timestamp() WHERE id = %(run)s AND status = 'RUNNING'"
+).format(PROGRESS)
+BATCH_SIZE = sql.SQL(
     """
-    )
-    .format(progress=PROGRESS)
-    .as_bytes()
+    (SELECT p.batch_size FROM etl.etl_pipelines p
+     WHERE p.id = pipeline_id AND p.version = pipeline_version) AS batch_size
+    """
 )
+_RECORD_PROGRESS = Statement(sql.SQL("{} RETURNING {}").format(RECORD, BATCH_SIZE).as_bytes())
 
 
 def move_to_version(connection: Connection, pipeline_id: UUID, version: int) -> None:

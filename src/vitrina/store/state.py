@@ -21,12 +21,15 @@ UNKNOWN_DATABASE = "unknown"
 
 def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTORE_TABLE) -> Checkpoint:
     """Take the checkpoint row from every older epoch; from now on the fence of a late runner matches no row."""
-    row = _SEIZE[table.as_string()].fetch_one(
-        connection, {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id}
-    )
+    row = _SEIZE[table.as_string()].fetch_one(connection, of_claim(claim))
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: a newer epoch than {claim.epoch} holds the checkpoint")
-    return _checkpoint(row)
+    return read(row)
+
+
+def of_claim(claim: Claim) -> dict[str, Any]:
+    """Return the values by which a statement finds what a claim holds."""
+    return {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id}
 
 
 # Named one by one: a statement that is prepared is refused when a migration has changed its columns.
@@ -37,21 +40,22 @@ _OF_CHECKPOINT = sql.SQL(", ").join(
         *("stage", "fingerprint", "load_started_at", "identity"),
     )
 )
+def seizing(claimed: sql.Composable, table: sql.Identifier = METASTORE_TABLE) -> sql.Composed:
+    """Build the statement that takes the row of a claim, with `claimed` after the list of its values."""
+    return sql.SQL(
+        """
+        INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id)
+        SELECT %(id)s::uuid, %(epoch)s::bigint, %(claim)s::uuid, %(run)s::uuid {claimed}
+        ON CONFLICT (pipeline_id) DO UPDATE
+        SET epoch = excluded.epoch, claim_id = excluded.claim_id, run_id = excluded.run_id
+        WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
+        RETURNING {columns}
+        """
+    ).format(table=table, claimed=claimed, columns=_OF_CHECKPOINT)
+
+
 _SEIZE = {
-    table.as_string(): Statement(
-        sql.SQL(
-            """
-            INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id)
-            VALUES (%(id)s, %(epoch)s, %(claim)s, %(run)s)
-            ON CONFLICT (pipeline_id) DO UPDATE
-            SET epoch = excluded.epoch, claim_id = excluded.claim_id, run_id = excluded.run_id
-            WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
-            RETURNING {columns}
-            """
-        )
-        .format(table=table, columns=_OF_CHECKPOINT)
-        .as_bytes()
-    )
+    table.as_string(): Statement(seizing(sql.SQL("WHERE true"), table).as_bytes())
     for table in (METASTORE_TABLE, LEDGER_TABLE)
 }
 
@@ -63,39 +67,31 @@ def advance(
 
     Raise `LeaseLost` if it changes no row: a newer claim holds the checkpoint, and the transaction rolls back.
     """
-    changed = _ADVANCE[table.as_string()].execute(
-        connection,
-        {
-            **vars(checkpoint),
-            "segments": Jsonb(checkpoint.accepted.as_json()),
-            "identity": Jsonb(checkpoint.identity),
-            "id": claim.pipeline_id,
-            "epoch": claim.epoch,
-            "claim": claim.claim_id,
-            "run": claim.run_id,
-        },
-    )
+    changed = _ADVANCE[table.as_string()].execute(connection, of_claim(claim) | values_of(checkpoint))
     if not changed:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
 
 
+def values_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the values of `ADVANCE`, by name."""
+    kept = {"segments": Jsonb(checkpoint.accepted.as_json()), "identity": Jsonb(checkpoint.identity)}
+    return vars(checkpoint) | kept
+
+
+_ADVANCING = sql.SQL(
+    """
+    UPDATE {table}
+    SET last_processed_key = %(last_key)s, last_processed_id = %(last_id)s,
+        safe_upto = %(safe_upto)s, held_upto = %(held_upto)s,
+        batch_no = %(batch_no)s, segments = %(segments)s, rows = %(rows)s,
+        stage = %(stage)s, fingerprint = %(fingerprint)s, load_started_at = %(load_started_at)s,
+        identity = %(identity)s, run_id = %(run)s, updated_at = clock_timestamp()
+    WHERE pipeline_id = %(id)s AND epoch = %(epoch)s AND claim_id = %(claim)s
+    """
+)
+ADVANCE = _ADVANCING.format(table=METASTORE_TABLE)
 _ADVANCE = {
-    table.as_string(): Statement(
-        sql.SQL(
-            """
-            UPDATE {table}
-            SET last_processed_key = %(last_key)s, last_processed_id = %(last_id)s,
-                safe_upto = %(safe_upto)s, held_upto = %(held_upto)s,
-                batch_no = %(batch_no)s, segments = %(segments)s, rows = %(rows)s,
-                stage = %(stage)s, fingerprint = %(fingerprint)s, load_started_at = %(load_started_at)s,
-                identity = %(identity)s, run_id = %(run)s, updated_at = clock_timestamp()
-            WHERE pipeline_id = %(id)s AND epoch = %(epoch)s AND claim_id = %(claim)s
-            """
-        )
-        .format(table=table)
-        .as_bytes()
-    )
-    for table in (METASTORE_TABLE, LEDGER_TABLE)
+    table.as_string(): Statement(_ADVANCING.format(table=table).as_bytes()) for table in (METASTORE_TABLE, LEDGER_TABLE)
 }
 
 
@@ -119,13 +115,13 @@ _FIND = Statement(b"SELECT * FROM etl.etl_state WHERE pipeline_id = %s")
 def peek(connection: Connection, pipeline_id: UUID) -> Checkpoint:
     """Read the checkpoint without taking it."""
     row = find(connection, pipeline_id)
-    return _checkpoint(row) if row else Checkpoint()
+    return read(row) if row else Checkpoint()
 
 
 def find_reset(connection: Connection, pipeline_id: UUID) -> Checkpoint | None:
     """Find what the checkpoint was reset to since the latest claim, if it was."""
     row = find(connection, pipeline_id)
-    return _checkpoint(row) if row and row["claim_id"] is None else None
+    return read(row) if row and row["claim_id"] is None else None
 
 
 def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = None) -> None:
@@ -152,42 +148,46 @@ def discard_load(connection: Connection, claim: Claim) -> bool:
     return bool(
         connection.execute(
             sql.SQL(
-                "UPDATE etl.etl_state s SET {no_load} WHERE pipeline_id = %s AND claim_id = %s AND stage IS NOT NULL"
+                "UPDATE etl.etl_state s SET {no_load}"
+                " WHERE pipeline_id = %(id)s AND claim_id = %(claim)s AND stage IS NOT NULL"
             ).format(no_load=_NO_LOAD),
-            [list(OF_THE_LOAD), claim.pipeline_id, claim.claim_id],
+            of_claim(claim) | {"of_load": list(OF_THE_LOAD)},
         ).rowcount
     )
 
 
 def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     """Discard unfinished loads of other pipelines on this target: they are older than what we are about to write."""
-    return _DISCARD_OTHERS.execute(connection, [list(OF_THE_LOAD), claim.pipeline_id, claim.row["holds_target"]])
+    return _DISCARD_OTHERS.execute(connection, of_claim(claim) | loads_of_others(claim))
+
+
+def loads_of_others(claim: Claim) -> dict[str, Any]:
+    """Return the values of `DISCARD_OTHERS`, by name, beside those of the claim."""
+    return {"of_load": list(OF_THE_LOAD), "target": claim.row["holds_target"]}
 
 
 # `Checkpoint.without_load`, in SQL; its parameter is the list of the keys to remove.
 _NO_LOAD = sql.SQL(
     """
     segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
-    last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %s::text[]
+    last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %(of_load)s::text[]
     """
 )
 
 
-_DISCARD_OTHERS = Statement(
-    sql.SQL(
-        """
-        UPDATE etl.etl_state s SET {no_load}
-        FROM etl.etl_pipelines p
-        WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %s AND p.claim_id IS NULL
-          AND {target} = %s
-        """
-    )
-    .format(no_load=_NO_LOAD, target=HELD_TARGET)
-    .as_bytes()
-)
+DISCARD_OTHERS = sql.SQL(
+    """
+    UPDATE etl.etl_state s SET {no_load}
+    FROM etl.etl_pipelines p
+    WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %(id)s AND p.claim_id IS NULL
+      AND {target} = %(target)s
+    """
+).format(no_load=_NO_LOAD, target=HELD_TARGET)
+_DISCARD_OTHERS = Statement(DISCARD_OTHERS.as_bytes())
 
 
-def _checkpoint(row: dict[str, Any]) -> Checkpoint:
+def read(row: dict[str, Any]) -> Checkpoint:
+    """Read a checkpoint from its row."""
     return Checkpoint(
         last_key=row["last_processed_key"],
         last_id=row["last_processed_id"],

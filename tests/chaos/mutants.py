@@ -257,8 +257,8 @@ def _cleaning_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
 def _watermark_ahead(replace: Callable[[Any, str, Any], None]) -> None:
     """Move the checkpoint to the clock, whatever rows were read."""
 
-    def safe_point(*_: Any, upto: str | None, **__: Any) -> str | None:
-        return upto
+    def safe_point(*_: Any, upto: str | None, **__: Any) -> cursors.SafePoint:
+        return cursors.SafePoint(upto)
 
     replace(cursors, "safe_point", safe_point)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Composed
 
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import load
@@ -204,13 +204,13 @@ def test_the_latest_version_of_a_row_wins_within_a_batch(bench: Workbench, route
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of stages, as they are made."""
     names: list[str] = []
-    create = Stage.create
+    creation = Stage.creation
 
-    def noting(self: Stage, *given: Any, **more: Any) -> None:
+    def noting(self: Stage, **roles: Any) -> Composed:
         names.append(self.name[-1])
-        create(self, *given, **more)
+        return creation(self, **roles)
 
-    monkeypatch.setattr(Stage, "create", noting)
+    monkeypatch.setattr(Stage, "creation", noting)
     return names
 
 

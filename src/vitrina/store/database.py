@@ -1,7 +1,7 @@
 """Connect to Postgres with uniform session settings, and translate the driver's errors."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -13,7 +13,7 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.rows import DictRow, dict_row
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Composable
 from psycopg.types.datetime import TimestamptzLoader
 
 from vitrina import errors, json_values
@@ -136,16 +136,57 @@ def settled(connection: Connection) -> dict[str, str]:
     return {"lc_monetary": row["lc_monetary"], **({"transaction_timeout": "0"} if has_timeout else {})}
 
 
-def reset(connection: Connection, application_name: str) -> None:
+def reset(connection: Connection, application_name: str, *, begin: str | None = None) -> None:
     """Restore the settings that the session began with, whatever a query has set since.
 
     A kept session began without the name of a run; without it, the next claim would not find and end the session.
+    `begin`: how to begin a transaction afterwards, in the same message.
     """
     named = SQL("SELECT pg_catalog.set_config('application_name', {}, false)").format(application_name[:63])
-    with connection.cursor() as cursor:
-        cursor.execute(SQL("RESET ALL; {} UNION ALL {}").format(SQL(SETTLE), named))
-        cursor.nextset()
-        settled_as(connection, one(cursor))
+    # As a transaction of its own: the statements of a message are one, and the next one could choose no mode.
+    apart = SQL("BEGIN; RESET ALL; {} UNION ALL {}; COMMIT" if begin else "RESET ALL; {} UNION ALL {}")
+    message = apart.format(SQL(SETTLE), named) + SQL(f"; {begin}" if begin else "")
+    settled_as(connection, last_row(connection.execute(message)))
+
+
+def last_row(cursor: psycopg.Cursor[DictRow]) -> DictRow:
+    """Return the row of the last result that has one, of a message with several statements."""
+    found = None
+    while True:
+        found = cursor.fetchone() if cursor.description else found
+        if not cursor.nextset():
+            break
+    if found is None:
+        raise RuntimeError("a statement that always returns a row returned none")
+    return found
+
+
+@contextmanager
+def beginning_with(connection: Connection, statements: Composable) -> Iterator[None]:
+    """Run a transaction that begins with these statements, in one message: each round trip costs CPU on both sides."""
+    with _ending_transaction(connection):
+        connection.execute(SQL("BEGIN; {}").format(statements))
+        yield
+
+
+@contextmanager
+def resetting(connection: Connection, application_name: str, *, begin: str) -> Iterator[None]:
+    """Reset the session and run a transaction, which begins in the same message."""
+    with _ending_transaction(connection):
+        reset(connection, application_name, begin=begin)
+        yield
+
+
+@contextmanager
+def _ending_transaction(connection: Connection) -> Iterator[None]:
+    """Commit the transaction that was begun in the block, or roll it back after an error."""
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(psycopg.Error):  # a broken connection has no transaction
+            connection.rollback()
+        raise
 
 
 def read_json_cut(connection: Connection) -> None:

@@ -40,6 +40,8 @@ _OF_CHECKPOINT = sql.SQL(", ").join(
         *("stage", "fingerprint", "load_started_at", "identity"),
     )
 )
+
+
 def seizing(claimed: sql.Composable, table: sql.Identifier = METASTORE_TABLE) -> sql.Composed:
     """Build the statement that takes the row of a claim, with `claimed` after the list of its values."""
     return sql.SQL(

@@ -111,6 +111,9 @@ class Cursor:
     def literal(self, value: str, kind: str | None = None) -> Composed:
         return SQL("{}::{}").format(Literal(value), SQL(kind or self.key_type))
 
+    def literal_or_null(self, value: str | None) -> Composed:
+        return SQL("NULL::{}").format(SQL(self.key_type)) if value is None else self.literal(value)
+
     @property
     def lowest(self) -> str:
         return _LOWEST.get(self.base_type, "")
@@ -367,6 +370,14 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, moment: datetim
     return safe if safe is not None and row["stepped_back"] and row["past"] else str(row["value"])
 
 
+@dataclass(frozen=True)
+class SafePoint:
+    """Hold where the next pass begins, and whether the last value of this one lies in the future."""
+
+    safe: str | None
+    is_ahead: bool = False
+
+
 def safe_point(
     source: Connection,
     cursor: Cursor,
@@ -374,33 +385,43 @@ def safe_point(
     *,
     safe: str | None,
     upto: str | None,
-    highest: str | None,
+    last: str | None,
+    otherwise: str | None,
     is_exact: bool,
-) -> str | None:
-    """Compute where the next pass begins after one that saw values up to `highest`.
+) -> SafePoint:
+    """Compute where the next pass begins after one that saw values up to `last`, or `otherwise` if that is ahead.
 
     Only if the source's clock stamps the rows can no row arrive below the watermark. Otherwise the checkpoint does not
     run ahead of the data, because rows stamped with an earlier time may still arrive.
     """
-    if upto is None:
-        return safe
-    if is_exact or not cursor.is_clock:
-        return upto
-    if highest is None and safe is None:
-        return None  # there was no row
-    seen = [SQL("{}").format(cursor.literal(safe))] if safe is not None else []
-    if highest is not None:
-        seen.append(
-            SQL("({} - make_interval(secs => {}))::{}").format(
-                cursor.literal(highest), Literal(options.lookback_seconds), SQL(cursor.key_type)
-            )
-        )
-    row = database.one(
-        source.execute(
-            SQL("SELECT least({}, greatest({}))::text AS value").format(cursor.literal(upto), SQL(", ").join(seen))
-        )
+    if not cursor.is_clock or (last is None and (upto is None or is_exact)):
+        return SafePoint(safe if upto is None else upto)
+    statement = SQL(
+        """
+        SELECT s.ahead, least({upto}, greatest({safe}, s.seen))::text AS value, s.seen IS NULL AS nothing
+        FROM (
+            SELECT a.ahead,
+                   (CASE WHEN a.ahead THEN {otherwise} ELSE {last} END - make_interval(secs => {late}))::{kind} AS seen
+            FROM (SELECT coalesce({last} > {soon}, false) AS ahead) AS a
+        ) AS s
+        """
+    ).format(
+        **{
+            name: cursor.literal_or_null(value)
+            for name, value in (("upto", upto), ("safe", safe), ("last", last), ("otherwise", otherwise))
+        },
+        late=Literal(options.lookback_seconds),
+        kind=SQL(cursor.key_type),
+        soon=soon(cursor),
     )
-    return str(row["value"])
+    row = database.one(source.execute(statement))
+    if upto is None:
+        return SafePoint(safe, row["ahead"])
+    if is_exact:
+        return SafePoint(upto, row["ahead"])
+    if row["nothing"] and safe is None:
+        return SafePoint(None, row["ahead"])  # there was no row
+    return SafePoint(str(row["value"]), row["ahead"])
 
 
 def _sequence_watermark(source: Connection, safe: str | None, held: str | None, newest: str | None) -> Watermark:

@@ -128,23 +128,22 @@ def is_possible(connection: Connection, table: Table, given: Sequence[str], key:
     return bool(found["indexes"] == len(bulk_load.plan_detachment(connection, table).restores))
 
 
-def create(
-    connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None, readable_by: str | None = None
-) -> None:
-    """Create the table that will replace the mart, without its indexes.
+def creation(stage: Stage, table: Table, *, fillable_by: str | None, readable_by: str | None = None) -> Composed:
+    """Build the statements that create the table that will replace the mart, without its indexes.
 
     Rights on it are revoked before the exchange.
     """
-    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(stage.identifier))
-    connection.execute(
+    statements = [
+        SQL("DROP TABLE IF EXISTS {}").format(stage.identifier),
         SQL(
             "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS)"
-        ).format(stage.identifier, table.identifier)
-    )
+        ).format(stage.identifier, table.identifier),
+    ]
     if readable_by:
-        connection.execute(SQL("GRANT SELECT ON {} TO {}").format(stage.identifier, Identifier(readable_by)))
+        statements.append(SQL("GRANT SELECT ON {} TO {}").format(stage.identifier, Identifier(readable_by)))
     if fillable_by:
-        connection.execute(SQL("GRANT INSERT ON {} TO {}").format(stage.identifier, Identifier(fillable_by)))
+        statements.append(SQL("GRANT INSERT ON {} TO {}").format(stage.identifier, Identifier(fillable_by)))
+    return SQL("; ").join(statements)
 
 
 def take_place(connection: Connection, stage: Stage, table: Table, given: Sequence[str], key: Sequence[str]) -> bool:

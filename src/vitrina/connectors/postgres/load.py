@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg.sql import SQL, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
 from vitrina.connectors.postgres import (
@@ -131,7 +131,7 @@ class MartTarget(BaseTarget):
             settled = left_columns.settle(self.writer, wanted.found, opening.definition.options, opening.others)
         self._to_clear = settled.to_clear
         warnings = (*settled.warnings, *self.writer.drift())
-        return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, warnings)
+        return Prepared(key, self.writer.exists, not self.writer.had_rows(), self.writer.columns, warnings)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
         """Prepare with only the key's columns, which are enough to publish an empty result."""
@@ -190,22 +190,30 @@ class MartTarget(BaseTarget):
         arrives_as = dict(loading.arrives_as) if loading.arrives_as is not None else None
         return self.writer.stage(name, arrives_as, version_types)
 
-    def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
-        """Create the stages in a transaction. Of other stages, keep only that of a load that resumes later."""
-        self.writer.drop_other_stages(keep=[keep] if keep else [])
-        for stage in stages:
-            self.create_stage(stage, loading)
+    @contextmanager
+    def creating(self, *stages: Stage, loading: Loading, keep: str | None = None) -> Iterator[None]:
+        """Create the stages, and what the block does, in a transaction.
+
+        Of other stages, keep only that of a load that resumes later.
+        """
+        drops = self.writer.drops_of_others(keep=[keep] if keep else [])
+        creates = [self.creation_of(stage, loading) for stage in stages]
+        with self.transaction("preparing the stage", begin=SQL("; ").join([*drops, *creates])):
+            yield
 
     def create_stage(self, stage: Stage, loading: Loading) -> None:
+        self.session.execute(self.creation_of(stage, loading))
+
+    def creation_of(self, stage: Stage, loading: Loading) -> Composed:
+        """Build the statements that create a stage and grant the rights to fill and check it."""
         shortcut = loading.shortcut
         # The role that fills a stage from within PostgreSQL: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
         asks = loading.checks is not None and any(check.needs_reader for check in loading.checks.listed)
         reader = self.check_reader().connection.info.user if asks else None
         if stage.is_tagged:
-            stage.create(self.session, fillable_by=role, readable_by=reader)
-        else:
-            first_load.create(self.session, stage, self.writer.table, fillable_by=role, readable_by=reader)
+            return stage.creation(fillable_by=role, readable_by=reader)
+        return first_load.creation(stage, self.writer.table, fillable_by=role, readable_by=reader)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -305,10 +313,12 @@ class MartTarget(BaseTarget):
         return self.opening.claim.is_backfill
 
     @contextmanager
-    def transaction(self, what: str) -> Iterator[None]:
+    def transaction(self, what: str, *, begin: Composable | None = None) -> Iterator[None]:
+        """Run a transaction. `begin`: the statements that it begins with."""
+        session = self.session
         with database.translated(what):
             try:
-                with self.session.transaction():
+                with database.beginning_with(session, begin) if begin else session.transaction():
                     yield
             except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
                 # The table was changed during the run: the retry reads it again, and creates it or reports what is
@@ -321,9 +331,13 @@ class MartTarget(BaseTarget):
                     " DEFERRABLE."
                 ) from exc
 
-    def check_constraints(self) -> None:
-        """Check constraints before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
-        self.session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    def check_constraints(self, *dropped: Stage) -> None:
+        """Check constraints before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks.
+
+        Stages that are no longer needed are dropped in the same message.
+        """
+        drops = [SQL("DROP TABLE IF EXISTS {}").format(stage.identifier) for stage in dropped]
+        self.session.execute(SQL("; ").join([*drops, SQL("SET CONSTRAINTS ALL IMMEDIATE")]))
 
     def remember(self, found: Checkpoint, rows: int) -> dict[str, object]:
         """Describe the mart for the checkpoint, so that a later run recognises it."""
@@ -361,8 +375,7 @@ class StageLoad(BaseLoad):
         return None
 
     def begin(self, fence: Fence) -> None:
-        with self._target.transaction("preparing the stage"):
-            self._target.create(self.stage, loading=self._loading)
+        with self._target.creating(self.stage, loading=self._loading):
             fence.inside(self._target.session)
         failpoints.hit("load.begun")
 
@@ -394,12 +407,10 @@ class StageLoad(BaseLoad):
             self._recall_snapshot(found)
         with target.transaction(f"publishing to {target.opening.name}"):
             counts, judged = self._publish(found)
-            target.check_constraints()
-            rows = counts.inserted + counts.updated + counts.unchanged
-            done = Done(counts, target.remember(found, rows), target.notes(), judged)
             # In the same transaction: a separate one would wait for the disk once more.
-            self.stage.drop(target.session)
-            fence.inside(target.session, done)
+            target.check_constraints(self.stage)
+            rows = counts.inserted + counts.updated + counts.unchanged
+            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes(), judged))
         self._is_dropped = True
         return counts
 
@@ -474,8 +485,7 @@ class MergeLoad(BaseLoad):
         return loading.in_one_batch and self._target.opening.definition.mode != "live"
 
     def begin(self, fence: Fence) -> None:
-        with self._target.transaction("preparing the stages"):
-            self._target.create(*self.turns.stages, loading=self._loading, keep=fence.found.stage)
+        with self._target.creating(*self.turns.stages, loading=self._loading, keep=fence.found.stage):
             fence.inside(self._target.session)
         failpoints.hit("pass.begun")
 
@@ -491,9 +501,10 @@ class MergeLoad(BaseLoad):
         stage = self.turns.of(part.number)
         is_added = False
 
-        def make_room() -> None:
+        def make_room() -> tuple[Stage, ...]:
             nonlocal is_added
             is_added = self._make_room(stage, part)
+            return ()
 
         self._merge(stage, part, fence, make_room)
         self._has_merged = True
@@ -501,16 +512,18 @@ class MergeLoad(BaseLoad):
             self.turns.add(self._second)
 
     def commit_last(self, part: Part, fence: Fence) -> None:
-        self._merge(self.turns.of(part.number), part, fence, lambda: self._drop_stages(fence.found))
+        # What earlier runs have left was dropped when these were created.
+        self._merge(self.turns.of(part.number), part, fence, lambda: self.turns.stages)
 
-    def _merge(self, stage: Stage, part: Part, fence: Fence, afterwards: Callable[[], None]) -> None:
+    def _merge(self, stage: Stage, part: Part, fence: Fence, afterwards: Callable[[], tuple[Stage, ...]]) -> None:
+        """Merge a staged part. `afterwards` returns stages that are no longer needed."""
         target = self._target
-        with target.transaction(f"merging into {target.opening.name}"):
+        begin = self._writer.locking if self._has_rows(fence.found) else None
+        with target.transaction(f"merging into {target.opening.name}", begin=begin):
             self._refuse_emptied(fence.found)
             judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number, self._rows_to_merge(part, judged))
-            afterwards()
-            target.check_constraints()
+            target.check_constraints(*afterwards())
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
 
     def _drop_stages(self, found: Checkpoint) -> None:
@@ -605,10 +618,19 @@ class MergeLoad(BaseLoad):
         return self._writer.count_rows()
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
-        """Refuse to merge if earlier batches were removed from the mart; merging this one would hide that."""
-        known = None if self._target.is_backfill else found.identity.get("mart")
-        if (found.rows or known) and self._writer.was_emptied(known):
+        """Refuse to merge if earlier batches were removed from the mart; merging this one would hide that.
+
+        The transaction began with a lock, so that it cannot happen between this check and the merge.
+        """
+        if self._has_rows(found) and self._writer.was_emptied(self._known(found)):
             raise TransientError(say("run.target_replaced", target=self._target.opening.name))
+
+    def _has_rows(self, found: Checkpoint) -> bool:
+        """Return whether the pipeline has written rows that should still be in the mart."""
+        return bool(found.rows or self._known(found))
+
+    def _known(self, found: Checkpoint) -> dict[str, Any] | None:
+        return None if self._target.is_backfill else found.identity.get("mart")
 
     def _remember(self, found: Checkpoint, counts: Counts) -> dict[str, object]:
         """Describe the mart for the checkpoint. A backfill does not, because rows may have been lost before."""

@@ -72,15 +72,21 @@ def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any
     return row is not None and row["rows"] >= known["rows"] and row["witnesses"] == len(known["witnesses"])
 
 
+def shows_rows(known: dict[str, Any]) -> bool:
+    """Return whether a table that is the same has rows: there are some that are looked for."""
+    rows = [values for _, _, *more in known["witnesses"] for values in more if None not in values]
+    return bool(rows) and len(rows) == len(known["witnesses"]) and not known.get("followed")
+
+
 def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> bool:
     """Return whether one of the rows written last still exists, whatever its other columns contain now.
 
     DELETE, and a crash that empties an unlogged table, do not change the file. If another pipeline refills the shared
     mart first, its remaining pipelines have no other sign.
     """
-    rows = [values for _, _, *more in known["witnesses"] for values in more if None not in values]
-    if len(rows) < len(known["witnesses"]) or not rows:
+    if not shows_rows(known):
         return True  # there is nothing to look for
+    rows = [values for _, _, *more in known["witnesses"] for values in more]
     own = catalog.equalities(connection, known["key_types"])
     found = [
         SQL("({})").format(

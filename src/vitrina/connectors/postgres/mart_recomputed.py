@@ -26,7 +26,7 @@ def staged(
     session = f"vitrina:reconcile:{looked.pipeline_id}"
     with database.connect(url, session) as connection:
         _drop_leftovers(connection, looked.pipeline_id)
-        stage.create(connection, fillable_by=None)
+        connection.execute(stage.creation(fillable_by=None))
         try:
             with closing(Stager(url, session, Turns(stage), epoch=0, target=writer.target)) as stager:
                 for number, (table, in_flight) in enumerate(looked.rows(found, in_order=True), 1):

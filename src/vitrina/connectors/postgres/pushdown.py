@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,8 +103,7 @@ class PushdownSource:
         select = self._select(stage, after, limit)
         try:
             # A query may have called set_config: each fill starts with the session's initial settings.
-            self._reader.reset()
-            with self._writing():
+            with self._reader.writing():
                 if self._snapshot:
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                     connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot.name)))
@@ -117,18 +116,6 @@ class PushdownSource:
             raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Begin a transaction that may write; those of the reader may not. Said with BEGIN, which saves a statement."""
-        connection = self._reader.connection
-        connection.read_only = False
-        try:
-            with connection.transaction():
-                yield
-        finally:
-            with suppress(psycopg.Error):  # on a connection that broke there is no next transaction
-                connection.read_only = None
 
     def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
         """Run the query while the transaction is read-only; PostgreSQL lifts that when the savepoint is released."""

@@ -9,7 +9,7 @@ from psycopg.sql import SQL, Identifier
 
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres import cursor_facts
-from vitrina.connectors.postgres.cursor import Cursor, Watermark
+from vitrina.connectors.postgres.cursor import Cursor, SafePoint, Watermark
 from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.source import Bounds
@@ -97,8 +97,11 @@ class QueryPass:
         source, upto = self._source, self._upto
         if source.backfill:
             return checkpoint
-        highest, is_ahead = self._highest(checkpoint.last_key)
-        safe = _safe_point(source, self._cursor, checkpoint, upto, highest)
+        last = checkpoint.last_key
+        found = _safe_point(source, self._cursor, checkpoint, upto, last=last)
+        # A value from the future is ignored.
+        highest = upto.newest if found.is_ahead else last
+        safe, is_ahead = found.safe, found.is_ahead
         ties = _ties_at(safe, checkpoint, rows_read) if safe == highest else None
         return _remembering(
             replace(
@@ -111,13 +114,6 @@ class QueryPass:
             ),
             {_TIES: ties, _AHEAD: is_ahead or None, **_of_source(source)},
         )
-
-    def _highest(self, last: str | None) -> tuple[str | None, bool]:
-        """Find the highest value seen, and whether one from the future was ignored."""
-        if last is None or not self._cursor.is_clock:
-            return last, False
-        is_ahead = cursors.is_ahead(self._source.statistics, self._cursor, last)
-        return (self._upto.newest if is_ahead else last), is_ahead
 
 
 def watermark_of_load(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
@@ -132,7 +128,7 @@ def loaded(source: OpenedQuery, cursor: Cursor, done: Checkpoint, held: str | No
     upto = Watermark.recalled(held)
     # Delivered rows distinguish a mart that was emptied by hand from one that is still empty.
     done = replace(done, safe_upto=None, rows=rows, fingerprint=source.identity)
-    safe = _safe_point(source, cursor, done, upto, upto.newest)
+    safe = _safe_point(source, cursor, done, upto, last=upto.newest).safe
     ties = _ties_at(safe, done, rows) if safe == upto.newest else None
     return _remembering(
         replace(done, safe_upto=safe, held_upto=upto.held_upto),
@@ -188,15 +184,16 @@ def _remembering(found: Checkpoint, keys: dict[str, Any]) -> Checkpoint:
 
 
 def _safe_point(
-    source: OpenedQuery, cursor: Cursor, found: Checkpoint, upto: Watermark, highest: str | None
-) -> str | None:
+    source: OpenedQuery, cursor: Cursor, found: Checkpoint, upto: Watermark, *, last: str | None
+) -> SafePoint:
     return cursors.safe_point(
         source.statistics,
         cursor,
         source.definition.options,
         safe=found.safe_upto,
         upto=upto.upto,
-        highest=highest,
+        last=last,
+        otherwise=upto.newest,
         is_exact=cursor_facts.guarantee(source) == "exact",
     )
 

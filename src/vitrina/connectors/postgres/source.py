@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -286,6 +286,10 @@ class SqlReader:
         """Restore the settings of the session, whatever a query has set."""
         database.reset(self.connection, self._application_name)
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Run a transaction that may write, as those of a reader may not, with the session's initial settings."""
+        return database.resetting(self.connection, self._application_name, begin="BEGIN READ WRITE")
+
     def _forget_read_only(self) -> None:
         """Reset the mode, so that the next transaction chooses its own; a broken connection has none."""
         with suppress(psycopg.Error):
@@ -382,11 +386,11 @@ class SqlReader:
     def _explain(self, statements: Composed) -> dict[str, Any]:
         """Return the row of the last of these statements. Whatever they set is rolled back."""
         if self._is_reading:
-            return _last_row(self.connection.execute(statements))
+            return database.last_row(self.connection.execute(statements))
         # In one message with the transaction, which saves two.
         message = SQL("BEGIN READ ONLY; {}; ROLLBACK").format(statements)
         try:
-            return _last_row(self.connection.execute(message))
+            return database.last_row(self.connection.execute(message))
         finally:
             with suppress(psycopg.Error):
                 self.connection.rollback()  # says nothing to the server unless a statement failed
@@ -499,18 +503,6 @@ class Explained:
     plan: list[dict[str, Any]]
     opened: frozenset[int]
     on_standby: bool
-
-
-def _last_row(cursor: "psycopg.Cursor[dict[str, Any]]") -> dict[str, Any]:
-    """Return the row of the last result that has one."""
-    found = None
-    while True:
-        found = cursor.fetchone() if cursor.description else found
-        if not cursor.nextset():
-            break
-    if found is None:
-        raise RuntimeError("a statement that always returns a row returned none")
-    return found
 
 
 def _begin_in(connection: Any, snapshot: str) -> None:

@@ -49,11 +49,11 @@ class Stage:
     def _cursor(self) -> list[tuple[str, str]]:
         return list(zip(self.cursor_columns, self.cursor_types, strict=True))
 
-    def create(self, connection: Connection, *, fillable_by: str | None, readable_by: str | None = None) -> None:
-        """Create the table. Its key columns refuse NULL, so that an error names a row without a key when it is staged.
+    def creation(self, *, fillable_by: str | None, readable_by: str | None = None) -> Composed:
+        """Build the statements that create the table. Sent together: each round trip costs more than most of them.
 
-        Otherwise the merge would silently lose that row. The roles that fill it, or read it for a check, get no other
-        rights on it.
+        Key columns refuse NULL, so that an error names a row without a key when it is staged; the merge would silently
+        lose that row. The roles that fill it, or read it for a check, get no other rights on it.
         """
         types = [(column.name, column.type) for column in self.columns]
         types += [(name, "text" if self.cursor_as_text else kind) for name, kind in self._cursor()]
@@ -76,8 +76,7 @@ class Stage:
             statements.append(SQL("GRANT SELECT ON {} TO {}").format(self.identifier, Identifier(readable_by)))
         if fillable_by:
             statements.append(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
-        # Sent together: each round trip costs more than most of the statements.
-        connection.execute(SQL("; ").join(statements))
+        return SQL("; ").join(statements)
 
     def counted(self, accepted: Accepted) -> Composed:
         """Build a FROM item with exactly the rows that count, in the target's types."""

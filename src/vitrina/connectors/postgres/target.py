@@ -289,6 +289,10 @@ class PostgresWriter:
             return None
         return history.latest_in(self.connection, self._table, self._history)
 
+    def had_rows(self) -> bool:
+        """Return whether the table had rows when this run looked."""
+        return self._had_rows or not self.is_empty()
+
     def is_empty(self) -> bool:
         if self._table is None:
             return True
@@ -298,10 +302,13 @@ class PostgresWriter:
         self._had_rows = not (row and row["empty"])
         return not self._had_rows
 
+    @property
+    def locking(self) -> Composed:
+        """Return the statement that keeps others from truncating or changing the table until a transaction ends."""
+        return SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier)
+
     def was_emptied(self, known: dict[str, Any] | None = None) -> bool:
         """Return whether the table was truncated or recreated since the run, or the checkpoint, recorded it."""
-        # Held until the transaction ends, so that it cannot happen between this check and the merge.
-        self.connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier))
         files = catalog.files_of(self.connection, self._target)
         if files == self.table.files:
             return False
@@ -310,7 +317,11 @@ class PostgresWriter:
 
     def is_same(self, known: dict[str, Any]) -> bool:
         """Return whether the table still holds what `remembered` recorded."""
-        return known["name"] != str(self._target) or mart_identity.is_same(self.connection, self._target, known)
+        if known["name"] != str(self._target):
+            return True
+        is_same = mart_identity.is_same(self.connection, self._target, known)
+        self._had_rows = self._had_rows or (is_same and mart_identity.shows_rows(known))
+        return is_same
 
     def remembered(self, before: dict[str, Any] | None, rows: int) -> dict[str, Any]:
         """Describe the table after a merge, in its transaction, so that a later run recognises it.
@@ -359,14 +370,17 @@ class PostgresWriter:
 
     def drop_other_stages(self, keep: Sequence[str]) -> None:
         """Drop stages of this pipeline that no checkpoint refers to."""
+        if drops := self.drops_of_others(keep):
+            self.connection.execute(SQL("; ").join(drops))
+
+    def drops_of_others(self, keep: Sequence[str]) -> list[Composed]:
+        """Build the statements that drop stages of this pipeline that no checkpoint refers to."""
         rows = _STAGES_OF.fetch_all(self.connection, [self.stage_names])
-        drops = [
+        return [
             SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), Identifier("etl_stage", row["name"]))
             for row in rows
             if row["name"] not in keep
         ]
-        if drops:
-            self.connection.execute(SQL("; ").join(drops))
 
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
@@ -602,7 +616,7 @@ class PostgresWriter:
 
     def may_be_replaced(self) -> bool:
         """Return whether the stage of a first load may take the place of the table."""
-        if self.keeps_rows or self._gone or self._had_rows or not self.is_empty():
+        if self.keeps_rows or self._gone or self.had_rows():
             return False
         return first_load.is_possible(self.connection, self.table, self._columns, self._key)
 

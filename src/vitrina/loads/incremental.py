@@ -24,7 +24,7 @@ def incremental(run: Run) -> None:
     start_over_where_lost(run, load)
     following = _begin_pass(run)
     count_unseen(run)
-    begin(run, load)
+    begin(run, load, answers=run.answers_request)
     run.letters.watch_steps()
     run.meter.started_from(run.checkpoint.last_key or run.checkpoint.safe_upto)
     windows, is_ended = [*following.windows()], False
@@ -64,12 +64,24 @@ def open_merge(
     return target.open_load(run.loading(loading))
 
 
-def begin(run: Run, load: Load) -> None:
+def begin(run: Run, load: Load, *, answers: bool = False) -> None:
+    """Begin to merge. `answers`: nothing was read before the request that this run was claimed for, so it is answered.
+
+    A later request stays recorded: it replaced the one of the claim.
+    """
+    is_answered = not answers
+
     def move(done: Done) -> Checkpoint:
+        nonlocal is_answered
+        if not is_answered:
+            run.answer_request()
+            is_answered = True
         return run.checkpoint.identified(**done.identity)
 
     # A target that creates nothing for a pass has nothing to record yet.
     load.begin(run.fence("beginning a pass", move, progressed=False))
+    if not is_answered:
+        run.answer_request()
 
 
 def count_unseen(run: Run) -> None:
@@ -104,8 +116,6 @@ def _begin_pass(run: Run) -> Pass:
     """Begin a pass, or resume an interrupted one with its original bounds."""
     if run.checkpoint.last_key is not None and not run.job.backfill:
         run.answers_request = False
-    else:
-        run.answer_request()
     following = _following(run)
     for warning in following.warnings:
         run.meter.warn(warning)

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from tests.conftest import admin, settings_for
 from tests.integration.api import serving, without_auth
+from vitrina.connectors.postgres import target
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.observe import logs
 from vitrina.settings import Settings
@@ -50,3 +51,9 @@ def api_metastore(api: httpx.Client, api_settings: Settings) -> Iterator[postgre
     """A session on the database of `api`."""
     with postgres.connect(api_settings.require_database_url(), "vitrina:test") as connection:
         yield connection
+
+
+@pytest.fixture(params=[target.FEW_ROWS, 0], ids=["one statement", "a difference"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small marts are written in one statement, large ones by way of a difference: both, with small ones."""
+    monkeypatch.setattr(target, "FEW_ROWS", request.param)

@@ -12,6 +12,8 @@ from vitrina.connectors.postgres.bulk_load import WORTHWHILE_ROWS
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 FILMS = """
 CREATE TABLE content.films (id int PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT now());
 """

@@ -7,6 +7,8 @@ import pytest
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import source
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 FILMS = """
 CREATE TABLE content.film_work (id int PRIMARY KEY, title text, rating numeric(3,1), genres text[]);
 INSERT INTO content.film_work

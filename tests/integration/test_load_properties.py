@@ -15,6 +15,8 @@ from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.store import pipelines
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 TEXTS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=8)
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "integer": st.integers(-(2**31), 2**31 - 1),

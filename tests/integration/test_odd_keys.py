@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.workbench import Workbench
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 MODES = pytest.mark.parametrize(
     "fields", [{}, {"mode": "incremental", "incremental_key": "at"}], ids=["full", "incremental"]
 )

@@ -8,6 +8,8 @@ from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.ports.checkpoint import Accepted
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 FILMS = """
 CREATE TABLE content.films (id int, title text, code text, at timestamptz DEFAULT '2024-01-01');
 INSERT INTO content.films SELECT i, 'Film ' || i, 'c' || i FROM generate_series(1, 100) AS i;

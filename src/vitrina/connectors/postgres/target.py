@@ -691,7 +691,7 @@ class PostgresWriter:
         Return None if nothing was written, because the load has many rows, or has to be refused.
         """
         is_plain = self.table.has_one_key and not self.keeps_rows and not self._gone
-        if not (is_plain and self._had_rows and 0 < rows <= _FEW_ROWS):
+        if not (is_plain and self._had_rows and 0 < rows <= FEW_ROWS):
             return None
         cascades = self.table.cascading and not self._options.allow_cascade
         limit = 0.0 if cascades else self._options.shrink_limit
@@ -802,7 +802,7 @@ _STAGES_OF = Statement(
 # This many changes are applied as fast without statistics: each row is found by its position.
 _FEW_CHANGES = 200
 # This many staged rows are compared without statistics: the planner expects one row, and looks up each by its key.
-_FEW_ROWS = 1_000
+FEW_ROWS = 1_000
 # Names of our own columns in stages and differences.
 _RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
 # PostgreSQL's limit for a table, less our own columns of a stage.

@@ -105,7 +105,7 @@ def place(server: TemporaryServer, template: str) -> Iterator[Place]:
     with psycopg.connect(url_of(server.urls.admin, name), autocommit=True) as session:
         session.execute(_sources().encode())
         with database.connect(settings.require_database_url(), "vitrina:test") as app:
-            stage.create(app, fillable_by="vitrina_reader")
+            app.execute(stage.creation(fillable_by="vitrina_reader"))
         yield Place(settings, session, stage)
     admin(server, SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 

@@ -41,7 +41,7 @@ class Copying(threading.Thread):
 
 @pytest.fixture
 def stager(workbench: Workbench) -> Iterator[Stager]:
-    STAGE.create(workbench.metastore, fillable_by=None)
+    workbench.metastore.execute(STAGE.creation(fillable_by=None))
     stager = Stager(
         workbench.settings.require_database_url(),
         SESSION,

@@ -487,7 +487,7 @@ def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench) -> No
         WHERE i.indrelid = 'analytics.films'::regclass ORDER BY 1
         """
     )
-    assert found == [{"is_primary": key, "options": ["fillfactor=70"]} for key in (False, True)]
+    assert found == [{"is_primary": key, "options": ["fillfactor=50"]} for key in (False, True)]
 
 
 def test_a_load_that_waited_while_the_mart_was_repaired_is_read_again(workbench: Workbench) -> None:

@@ -19,7 +19,6 @@ from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-
 _IN_SNAPSHOT = SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT {}")
 
 

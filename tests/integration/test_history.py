@@ -274,6 +274,33 @@ def test_a_query_gives_one_row_per_key(workbench: Workbench, mode: str) -> None:
     assert "occur more than once" in done["error_message"]
 
 
+REPEATED = {
+    "of a new key": "INSERT INTO content.logged VALUES (11, 'one', now()), (11, 'two', now())",
+    "both changed": "INSERT INTO content.logged VALUES (3, 'one', now()), (3, 'two', now())",
+    "one as before": "INSERT INTO content.logged VALUES (3, 'film 3', now()), (3, 'two', now())",
+    "both as before": "INSERT INTO content.logged VALUES (3, 'film 3', now()), (3, 'film 3', now())",
+}
+
+
+@pytest.mark.parametrize("repeat", REPEATED.values(), ids=[name.replace(" ", "-") for name in REPEATED])
+def test_two_rows_of_a_key_in_one_batch_are_refused(workbench: Workbench, repeat: str) -> None:
+    workbench.source(
+        "CREATE TABLE content.logged AS SELECT n::bigint AS id, 'film ' || n AS title, now() AS modified"
+        " FROM generate_series(1, 10) n"
+    )
+    query = "SELECT id, title, modified FROM content.logged"
+    fields = {"mode": "incremental", "incremental_key": "modified", "options": {"history": {}, "stamps": ["modified"]}}
+    workbench.pipeline("logged", query, target_key=["id"], **fields)
+    run(workbench, "logged")
+    before = workbench.sql("SELECT * FROM analytics.logged ORDER BY id, valid_from")
+    workbench.sql(repeat + "; UPDATE content.logged SET title = 'changed', modified = now() WHERE id = 7")
+    done = workbench.run("logged")
+    assert done["status"] == "FAILED"
+    key = "11" if "11" in repeat else "3"
+    assert f"1 key(s) occur more than once in the source, for example (id) = ({key})" in done["error_message"]
+    assert workbench.sql("SELECT * FROM analytics.logged ORDER BY id, valid_from") == before
+
+
 def test_reconcile_and_repair_look_at_current_rows(workbench: Workbench) -> None:
     workbench.source(FILMS)
     workbench.sql("UPDATE content.films SET modified = '2020-01-01'")
@@ -460,7 +487,7 @@ def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench) -> No
         WHERE i.indrelid = 'analytics.films'::regclass ORDER BY 1
         """
     )
-    assert found == [{"is_primary": key, "options": ["fillfactor=70"]} for key in (False, True)]
+    assert found == [{"is_primary": key, "options": ["fillfactor=50"]} for key in (False, True)]
 
 
 def test_a_load_that_waited_while_the_mart_was_repaired_is_read_again(workbench: Workbench) -> None:

@@ -298,6 +298,28 @@ def test_a_reader_that_called_a_function_of_somebody_is_closed(workbench: Workbe
     assert not _kept(metastore, user="vitrina_reader")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_session_that_holds_a_snapshot_is_kept_unless_its_run_fails(
+    workbench: Workbench, metastore: Connection, fails: bool
+) -> None:
+    workbench.source("CREATE TABLE content.films AS SELECT n AS id, now() AS at FROM generate_series(1, 10) n")
+    cursor = {"mode": "incremental", "incremental_key": "at", "options": {"history": {}}}
+    workbench.pipeline("copied", "SELECT id, at FROM content.films", target_key=["id"], **cursor)
+    # The first run reads everything in one statement.
+    for _ in range(2):
+        assert workbench.run("copied")["status"] == "SUCCESS"
+    held = _kept(metastore, user="vitrina_reader")
+    assert len(held) == 2
+    repeated = ", (11, now())" if fails else ""
+    workbench.sql(f"INSERT INTO content.films VALUES (11, now()){repeated}")
+    assert workbench.run("copied")["status"] == ("FAILED" if fails else "SUCCESS")
+    if fails:
+        assert len(_kept(metastore, user="vitrina_reader") & held) < 2
+    else:
+        assert _kept(metastore, user="vitrina_reader") == held
+    assert not workbench.sql("SELECT 1 FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND state LIKE 'idle%'")
+
+
 def _kept(metastore: Connection, user: str = "%") -> set[int]:
     rows = metastore.execute(
         """

@@ -24,7 +24,7 @@ from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.following import QueryMoment
 from vitrina.connectors.postgres.mart_comparison import MartComparison
-from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
+from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot, sharing
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.range_workers import CopyHandle, StageHandle
@@ -780,7 +780,7 @@ class PostgresShortcut:
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
         name = source.definition.source_connection
         holder = sessions.enter_context(self._target.opening.lend(source.reader_url, name, patient))
-        return SharedSnapshot(holder, source.max_snapshot_seconds(window))
+        return sessions.enter_context(sharing(holder, source.max_snapshot_seconds(window)))
 
     def _second_session(self, sessions: ExitStack) -> Connection:
         """Open a session on the target, for the thread that fills stages."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from vitrina.ports.batch import Part, Position, Stopwatch
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
+
+_IN_SNAPSHOT = SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT {}")
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,7 @@ class PushdownSource:
             # A query may have called set_config: each fill starts with the session's initial settings.
             with self._reader.writing():
                 if self._snapshot:
-                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                    connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot.name)))
+                    connection.execute(_IN_SNAPSHOT.format(Literal(self._snapshot.name)))
                 if self._isolate:
                     return self._fill_isolated(stage, number, select)
                 return connection.execute(
@@ -217,6 +218,19 @@ class SharedSnapshot:
             raise translate_read(exc) from exc
         self.name = str(row["name"])
         return not is_first
+
+    def end(self) -> None:
+        """End the transaction that holds the snapshot, so that the session can be kept for another run."""
+        with suppress(psycopg.Error):  # its session is closed instead
+            self._holder.execute("ROLLBACK")
+
+
+@contextmanager
+def sharing(holder: Connection, max_seconds: float | None) -> Iterator[SharedSnapshot]:
+    """Share a snapshot in the block. After an error, its session stays in the transaction and is not kept."""
+    snapshot = SharedSnapshot(holder, max_seconds)
+    yield snapshot
+    snapshot.end()
 
 
 def _insert_into(stage: Stage, table: Composable, select: Composable, epoch: int, number: int) -> Composed:

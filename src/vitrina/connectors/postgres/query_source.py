@@ -22,7 +22,7 @@ from vitrina.connectors.postgres import (
 )
 from vitrina.connectors.postgres.cursor import Cursor, cursor_of
 from vitrina.connectors.postgres.opened_query import OpenedQuery
-from vitrina.connectors.postgres.pushdown import SharedSnapshot
+from vitrina.connectors.postgres.pushdown import SharedSnapshot, sharing
 from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.range_workers import QueryHandle, origin_of
@@ -274,8 +274,10 @@ class QuerySource(OpenedQuery):
         if self._lend is None:
             raise FatalError("a query that is only looked at shares no snapshot")
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
-        with self._lend(self.reader_url, self.definition.source_connection, patient) as holder:
-            shared = SharedSnapshot(holder, self.max_snapshot_seconds(window))
+        with (
+            self._lend(self.reader_url, self.definition.source_connection, patient) as holder,
+            sharing(holder, self.max_snapshot_seconds(window)) as shared,
+        ):
             shared.renew()
             yield shared
 

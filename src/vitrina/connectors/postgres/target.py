@@ -394,6 +394,8 @@ class PostgresWriter:
         self._make_partitions(batch)
         if self._history is None:
             stage.analyze(self.connection)
+        elif self._gone is None and history.may_renew(self.connection, self.table, self._history):
+            return self._renew(batch, rows)
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
@@ -402,6 +404,23 @@ class PostgresWriter:
         failpoints.hit("merge.applied")
         unchanged = staged["keys"] - gone - counts.inserted - counts.updated
         return replace(counts, deleted=deleted, unchanged=unchanged)
+
+    def _renew(self, batch: Merge, rows: int) -> Counts:
+        """Add states without looking for repeated keys first: the server refuses to write a row twice.
+
+        Only rows that were not written may still repeat a key, and such a batch is counted.
+        """
+        try:
+            counts = self.write_states(batch)
+        except (psycopg.errors.CardinalityViolation, psycopg.errors.UniqueViolation):
+            self.connection.execute(SQL("ROLLBACK TO {}").format(Identifier(history.RENEWAL)))
+            self._refuse_duplicates(batch)
+            raise
+        unchanged = rows - counts.inserted - counts.updated
+        if unchanged:
+            self._refuse_duplicates(batch)
+        failpoints.hit("merge.applied")
+        return replace(counts, unchanged=unchanged)
 
     def _remove_gone(self, batch: Merge) -> tuple[Merge, int, int]:
         """Remove rows that the source marks as deleted; return the rest, and how many were staged and removed."""

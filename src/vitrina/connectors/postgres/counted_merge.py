@@ -15,7 +15,7 @@ from vitrina.ports.batch import Counts
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-_SAMPLED = 2
+SAMPLED = 2
 
 
 class Merged(NamedTuple):
@@ -59,6 +59,6 @@ def _written(connection: Connection, merging: Merge) -> list[str]:
         SQL(
             "SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {}"
             " WHERE t.xmin = pg_catalog.pg_current_xact_id()::xid LIMIT {}"
-        ).format(merging.staged, merging.target.identifier, merge.same_key(merging), Literal(_SAMPLED))
+        ).format(merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED))
     ).fetchall()
     return [row["place"] for row in found]

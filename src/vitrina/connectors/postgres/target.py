@@ -13,6 +13,7 @@ from vitrina import failpoints
 from vitrina.connectors.postgres import (
     bulk_load,
     catalog,
+    counted_merge,
     first_load,
     history,
     mart_identity,
@@ -392,10 +393,9 @@ class PostgresWriter:
             return counts
         self._prepare_merge()
         self._make_partitions(batch)
-        if self._history is None:
-            stage.analyze(self.connection)
-        elif self._gone is None and history.may_renew(self.connection, self.table, self._history):
+        if self._history and self._gone is None and history.may_renew(self.connection, self.table, self._history):
             return self._renew(batch, rows)
+        # Without statistics the planner looks up each row by its key; those of the key would not change that.
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
@@ -433,11 +433,10 @@ class PostgresWriter:
 
     def _upsert(self, batch: Merge) -> Counts:
         """Merge in one statement if the server can count what it did and the target has only one key."""
-        if self.table.has_one_key and self.connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
-            row = database.one(self.connection.execute(merge.upsert(batch)))
-            places = [place for place in row["places"] if place]
-            self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
-            return Counts(inserted=row["inserted"], updated=row["updated"])
+        merged = counted_merge.upsert(self.connection, batch) if self.table.has_one_key else None
+        if merged:
+            self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(merged.places)) if merged.places else None
+            return merged.counts
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch, self._planned())
 

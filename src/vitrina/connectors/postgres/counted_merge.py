@@ -1,0 +1,64 @@
+"""Merge in one statement, and count how many rows it inserted and updated.
+
+From PostgreSQL 17 on, MERGE returns what it did with each row. Before, the session's own statistics tell it: they count
+every row that a statement writes, at once and exactly.
+"""
+
+from typing import NamedTuple
+
+from psycopg.sql import SQL, Composed, Literal
+
+from vitrina.connectors.postgres import merge
+from vitrina.connectors.postgres.merge import Merge
+from vitrina.errors import TransientError
+from vitrina.ports.batch import Counts
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+SAMPLED = 2
+
+
+class Merged(NamedTuple):
+    """Hold what a merge did, and the positions of some rows that it wrote."""
+
+    counts: Counts
+    places: list[str]
+
+
+def upsert(connection: Connection, merging: Merge) -> Merged | None:
+    """Merge into a target without other keys. Return None if this server cannot count what a MERGE does there."""
+    if connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
+        row = database.one(connection.execute(merge.counted_upsert(merging)))
+        return Merged(Counts(inserted=row["inserted"], updated=row["updated"]), [at for at in row["places"] if at])
+    before = database.one(connection.execute(_counts_of_session(merging)))
+    if not before["are_kept"]:
+        return None
+    rows = connection.execute(merge.upsert(merging)).rowcount
+    after = database.one(connection.execute(_counts_of_session(merging)))
+    done = Counts(inserted=after["inserted"] - before["inserted"], updated=after["updated"] - before["updated"])
+    if done.inserted + done.updated != rows:
+        raise TransientError(f"{rows} rows were merged, and the session's statistics count {done}")
+    return Merged(done, _written(connection, merging) if rows else [])
+
+
+def _counts_of_session(merging: Merge) -> Composed:
+    """Count what this session has written. Triggers may write to the target too, or count as such."""
+    return SQL(
+        """
+        SELECT pg_catalog.pg_stat_get_xact_tuples_inserted(c.oid) AS inserted,
+               pg_catalog.pg_stat_get_xact_tuples_updated(c.oid) AS updated,
+               current_setting('track_counts')::boolean AND NOT c.relhastriggers AS are_kept
+        FROM pg_catalog.pg_class AS c WHERE c.oid = {}
+        """
+    ).format(Literal(merging.target.oid))
+
+
+def _written(connection: Connection, merging: Merge) -> list[str]:
+    """Find rows that this transaction wrote. Most staged rows are such rows, so the first ones are found soon."""
+    found = connection.execute(
+        SQL(
+            "SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {}"
+            " WHERE t.xmin = pg_catalog.pg_current_xact_id()::xid LIMIT {}"
+        ).format(merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED))
+    ).fetchall()
+    return [row["place"] for row in found]

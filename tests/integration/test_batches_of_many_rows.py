@@ -1,0 +1,133 @@
+"""Batches of many rows are merged in one statement on every version of PostgreSQL, and counted exactly."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.workbench import Workbench
+from vitrina.connectors.postgres import counted_merge, target
+from vitrina.connectors.postgres.counted_merge import Merged
+from vitrina.ports.batch import Counts
+
+FILMS = """
+CREATE TABLE content.films (id int, title text, at timestamptz DEFAULT clock_timestamp());
+INSERT INTO content.films SELECT i, 'Film ' || i FROM generate_series(1, 100) AS i;
+"""
+QUERY = "SELECT id, title, at FROM content.films"
+# Ten rows differ, five are new, and five are read again as they are.
+CHANGES = """
+UPDATE content.films SET title = 'New', at = clock_timestamp() WHERE id BETWEEN 50 AND 59;
+INSERT INTO content.films SELECT i, 'Film ' || i FROM generate_series(101, 105) AS i;
+UPDATE content.films SET at = clock_timestamp() WHERE id BETWEEN 60 AND 64;
+"""
+# What the mart writes in addition to what it is given.
+ECHO = """
+CREATE FUNCTION analytics.echo() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO analytics.films SELECT NEW.id + 1000, 'echo', now() WHERE NEW.id < 1000;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER echo AFTER INSERT OR UPDATE ON analytics.films FOR EACH ROW EXECUTE FUNCTION analytics.echo();
+"""
+
+
+@pytest.fixture
+def bench(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    monkeypatch.setattr(target, "FEW_ROWS", 0)
+    workbench.settings = workbench.settings.model_copy(update={"backoff_seconds": (0.01,), "max_attempts": 2})
+    workbench.source(FILMS)
+    workbench.pipeline(
+        "films",
+        QUERY,
+        target_key=["id"],
+        mode="incremental",
+        incremental_key="at",
+        options={"stamps": ["at"]},
+    )
+    assert workbench.run("films")["status"] == "SUCCESS"
+    return workbench
+
+
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> list[Merged | None]:
+    """What merges of one statement have done; None for each that was left to a difference."""
+    done: list[Merged | None] = []
+    upsert = counted_merge.upsert
+
+    def noting(*arguments: Any) -> Merged | None:
+        done.append(upsert(*arguments))
+        return done[-1]
+
+    monkeypatch.setattr(counted_merge, "upsert", noting)
+    return done
+
+
+def test_a_batch_is_merged_in_one_statement(bench: Workbench, merged: list[Merged | None]) -> None:
+    bench.sql(CHANGES)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_written"]) == ("SUCCESS", 15)
+    [done] = merged
+    assert done
+    assert done.counts == Counts(inserted=5, updated=10)
+    # The checkpoint remembers rows that the batch wrote, not ones that it found as they should be.
+    assert len(done.places) == counted_merge.SAMPLED
+    found = bench.sql(f"SELECT id FROM analytics.films WHERE ctid = ANY(ARRAY{done.places}::tid[])")
+    assert {row["id"] for row in found} <= {*range(50, 60), *range(101, 106)}
+
+
+def test_rows_that_a_trigger_adds_are_not_counted(bench: Workbench) -> None:
+    bench.sql(ECHO)
+    bench.sql(CHANGES)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_written"]) == ("SUCCESS", 15)
+    assert bench.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 105 + 15}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("text COLLATE content.any_case", "'film'", "'FILM'"),
+        ("varchar(20) COLLATE content.any_case", "'film'", "'FILM'"),
+        ("numeric", "1.0", "1.00"),
+        ("numeric(9,2)", "1.0", "NULL"),
+        ("json", """'{"a":1}'""", """'{"a": 1}'"""),
+        ("jsonb", """'{"a": 1.0}'""", """'{"a": 1.00}'"""),
+        ("char(5)", "'a'", "'b'"),
+        ("interval", "'1 day'", "'24 hours'"),
+        ("timestamp(3)", "'2026-01-01'", "'2026-01-01 00:00:00.001'"),
+        ("float8", "0", "'-0'"),
+        ("text[]", "'{a}'", "'{b}'"),
+        ("uuid", "NULL", "'00000000-0000-0000-0000-000000000000'"),
+        ("boolean", "NULL", "false"),
+    ],
+)
+def test_a_row_differs_when_its_image_does(bench: Workbench, kind: str, before: str, after: str) -> None:
+    if "COLLATE" in kind:
+        try:
+            bench.sql(
+                "CREATE COLLATION content.any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+            )
+        except psycopg.errors.FeatureNotSupported:
+            pytest.skip("this server was built without ICU")
+    bench.sql(
+        f"CREATE TABLE content.kinds (id int, x {kind}, at timestamptz DEFAULT clock_timestamp());"
+        f"INSERT INTO content.kinds SELECT i, {before} FROM generate_series(1, 2) AS i;"
+        f"CREATE TABLE analytics.kinds (id int PRIMARY KEY, x {kind}, at timestamptz);"
+        "GRANT SELECT ON content.kinds TO vitrina_reader; GRANT ALL ON analytics.kinds TO PUBLIC"
+    )
+    more = {"mode": "incremental", "incremental_key": "at", "options": {"stamps": ["at"]}}
+    bench.pipeline("kinds", "SELECT id, x, at FROM content.kinds", target_key=["id"], **more)
+    assert bench.run("kinds")["status"] == "SUCCESS"
+    bench.sql(f"UPDATE content.kinds SET x = {after}, at = clock_timestamp() WHERE id = 2")
+    bench.sql("UPDATE content.kinds SET at = clock_timestamp() WHERE id = 1")
+
+    run = bench.run("kinds")
+
+    assert (run["status"], run["rows_written"]) == ("SUCCESS", 1)
+    # Byte by byte, whatever the column's collation holds for equal.
+    exact = 'SELECT id, x::text COLLATE "C" AS x FROM {}.kinds'
+    assert bench.differences(exact.format("content"), f"({exact.format('analytics')}) AS m") == 0

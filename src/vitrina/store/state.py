@@ -8,11 +8,12 @@ from psycopg.types.json import Jsonb
 
 from vitrina.errors import LeaseLost
 from vitrina.ports.checkpoint import MIRROR_OF, OF_THE_TARGET, Accepted, Checkpoint
+from vitrina.store import seizing
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.prepared import Statement
-from vitrina.store.seizing import COLUMNS, METASTORE_TABLE, NO_LOAD, OF_CLAIM, discarding, seizing
 
+METASTORE_TABLE = seizing.METASTORE_TABLE
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
 LEDGER_TABLE = sql.Identifier("etl_stage", "ledger")
 
@@ -45,7 +46,7 @@ _FIND_SEIZED = Statement(
           AND p.epoch = %(epoch)s AND p.claim_id = %(claim)s
         """
     )
-    .format(columns=COLUMNS)
+    .format(columns=seizing.COLUMNS)
     .as_bytes()
 )
 
@@ -56,7 +57,7 @@ def of_claim(claim: Claim) -> dict[str, Any]:
 
 
 _SEIZE = {
-    table.as_string(): Statement(seizing(sql.SQL("{} WHERE true").format(OF_CLAIM), table).as_bytes())
+    table.as_string(): Statement(seizing.seizing(sql.SQL("{} WHERE true").format(seizing.OF_CLAIM), table).as_bytes())
     for table in (METASTORE_TABLE, LEDGER_TABLE)
 }
 
@@ -151,7 +152,7 @@ def discard_load(connection: Connection, claim: Claim) -> bool:
             sql.SQL(
                 "UPDATE etl.etl_state s SET {no_load}"
                 " WHERE pipeline_id = %(id)s AND claim_id = %(claim)s AND stage IS NOT NULL"
-            ).format(no_load=NO_LOAD),
+            ).format(no_load=seizing.NO_LOAD),
             of_claim(claim),
         ).rowcount
     )
@@ -163,7 +164,7 @@ def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
 
 
 # Its parameters are the values of the claim, and the target that it holds.
-DISCARD_OTHERS = discarding(sql.Placeholder("id"), sql.Placeholder("target"))
+DISCARD_OTHERS = seizing.discarding(sql.Placeholder("id"), sql.Placeholder("target"))
 _DISCARD_OTHERS = Statement(DISCARD_OTHERS.as_bytes())
 
 

@@ -50,9 +50,10 @@ def plain(model: Any, content: bytes) -> Any:
     if not isinstance(data, dict):
         return validated(model, content)
     answer = Plain(data, lambda: validated(model, content))
-    if isinstance(data.get("items"), list):  # a page; a dict has a method of this name
-        return SimpleNamespace(items=answer.field("items"), next_cursor=data.get("next_cursor"))
-    return answer
+    if "items" not in data:
+        return answer
+    # A dict has a method of this name.
+    return SimpleNamespace(**answer.model_dump()) if model.name == "Page" else validated(model, content)
 
 
 class Plain(dict[str, Any]):

@@ -77,6 +77,9 @@ def test_a_page_has_its_items() -> None:
     page = plain(named.Page[named.Checkpoint], json.dumps({"items": [CHECKPOINT], "next_cursor": "n"}).encode())
     assert [item.updated_at.year for item in page.items] == [2025]
     assert page.next_cursor == "n"
+    targets = plain(named.Targets, json.dumps({"items": [], "allowed": ["analytics.*"]}).encode())
+    assert targets.allowed == ["analytics.*"]
+    assert targets.model_dump() == {"items": [], "allowed": ["analytics.*"]}
 
 
 def test_an_answer_that_is_no_object_is_refused() -> None:

@@ -33,7 +33,7 @@ from vitrina.connectors.search.bulk import BulkEngine, Delivery, Limits
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.connectors.search.documents import Action, DocumentEncoder
-from vitrina.connectors.search.generations import write_version
+from vitrina.connectors.search.versions import write_version
 from vitrina.embedded import search_server
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings

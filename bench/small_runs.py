@@ -223,6 +223,7 @@ _ENTRY = re.compile(
     r"^\S+ \S+ UTC \[(\d+)\] \S+ (\S*) ?LOG:  duration: [\d.]+ ms  (?:statement|execute \S+): +(.*(?:\n\t.*)*)", re.M
 )
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|CREATE|DROP|TRUNCATE)\b")
+_COMMENTS = re.compile(r"--.*")
 # Not part of a run: they execute at their own times.
 _OTHERS = ("bench", "vitrina:lookout", "vitrina:heartbeat")
 # A tick of the runner may fall into a run; the minimum of this many runs has none.
@@ -255,7 +256,8 @@ def _logged(log: Path, sessions: Sessions, kind: str) -> str:
 def _counted(text: str) -> tuple[int, int]:
     statements = commits = 0
     writing: dict[str, bool] = {}
-    for process, application, statement in _ENTRY.findall(text):
+    for process, application, logged in _ENTRY.findall(text):
+        statement = _COMMENTS.sub("", logged)
         if application in _OTHERS:
             continue
         statements += 1

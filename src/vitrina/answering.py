@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from vitrina.schemas import Run
 from vitrina.status import RunStatus
+
+if TYPE_CHECKING:
+    from vitrina.schemas import Run
 
 Asked = Literal["run", "backfill", "resume"]
 
 
-def find_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) -> Run | None:
+def find_answer(runs: "Sequence[Run]", requested_at: datetime, asked: Asked) -> "Run | None":
     """Find the run that answers the request, or the run that continued it, among the runs since, oldest first."""
     # Repairs and replays correct some rows, so they do not answer the request of a run.
     found = [run for run in runs if not run.metrics.keys() & {"repair", "replay"}]
@@ -22,7 +24,7 @@ def find_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) -> Ru
     return found[place]
 
 
-def _place_of_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) -> int | None:
+def _place_of_answer(runs: "Sequence[Run]", requested_at: datetime, asked: Asked) -> int | None:
     if asked == "resume":
         return 0 if runs else None
     exact = (place for place, run in enumerate(runs) if run.answers_request == requested_at)
@@ -35,7 +37,7 @@ def _place_of_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) 
     return next(exact, next(later, None))
 
 
-def was_broken_off(run: Run) -> bool:
+def was_broken_off(run: "Run") -> bool:
     """Return whether the next run does the work of this one.
 
     Its runner was lost or stopped, its target was taken, or it was paused.

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-import orjson
-
-from vitrina import __version__, calls, errors, schemas
+from vitrina import __version__, answers, calls, errors
 from vitrina.answering import Asked, find_answer, was_broken_off
 from vitrina.calls import Reply
-from vitrina.schemas import Answer, Page
 from vitrina.status import RunStatus, Status
 
 if TYPE_CHECKING:
     import httpx
 
+    from vitrina import schemas
     from vitrina.settings import Settings
+else:
+    schemas = answers.Models()
 
 Json = Mapping[str, Any]
-Model = TypeVar("Model", bound=Answer)
+Model = TypeVar("Model", bound="schemas.Answer")
 
 PREFIX = "/api/v1"
 # A refused connection has carried nothing, so a retry is safe for every method.
@@ -44,7 +44,9 @@ class Client:
         *,
         timeout_seconds: float = 30.0,
         transport: "httpx.BaseTransport | None" = None,
+        read: Callable[[Any, bytes], Any] = answers.validated,
     ) -> None:
+        self._read = read
         self.url = url.rstrip("/")
         self._headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
         if token:
@@ -211,7 +213,7 @@ class Client:
         path, lines = f"/runs/{_quoted(run_id)}/logs", list[schemas.LogLine]()
         while True:
             asked = {"after": after, "level": level, "limit": _LOG_PAGE}
-            found = self._ask(Page[schemas.LogLine], "GET", path, params=asked).items
+            found = self._ask(schemas.Page[schemas.LogLine], "GET", path, params=asked).items
             lines += found
             if len(found) < _LOG_PAGE:
                 return lines
@@ -256,7 +258,7 @@ class Client:
                 )
             time.sleep(poll_seconds)
 
-    def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> schemas.Run | None:
+    def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> "schemas.Run | None":
         """Find a run that answers but started before its request, because the database's clock was set back."""
         earlier = self.list_runs(pipeline, since=requested_at - _CLOCK_STEP, limit=None)
         return next((run for run in earlier if run.answers_request == requested_at), None)
@@ -298,7 +300,9 @@ class Client:
 
     def list_plans(self, pipeline: str | UUID, *, limit: int = 20) -> list[schemas.PlanSummary]:
         """List plans of a pipeline, newest first."""
-        return self._ask(Page[schemas.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}).items
+        return self._ask(
+            schemas.Page[schemas.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}
+        ).items
 
     def profile(self, pipeline: str | UUID) -> schemas.Request:
         """Request a profile of the target. `result` is the profile, once the request is DONE."""
@@ -380,19 +384,19 @@ class Client:
     # --- the installation --------------------------------------------------------------------------------------
 
     def list_runners(self) -> list[schemas.Runner]:
-        return self._ask(Page[schemas.Runner], "GET", "/runners").items
+        return self._ask(schemas.Page[schemas.Runner], "GET", "/runners").items
 
     def list_transforms(self) -> list[schemas.Transform]:
-        return self._ask(Page[schemas.Transform], "GET", "/transforms").items
+        return self._ask(schemas.Page[schemas.Transform], "GET", "/transforms").items
 
     def list_connectors(self) -> list[schemas.Connector]:
-        return self._ask(Page[schemas.Connector], "GET", "/connectors").items
+        return self._ask(schemas.Page[schemas.Connector], "GET", "/connectors").items
 
     def list_feeds(self) -> list[schemas.Feed]:
-        return self._ask(Page[schemas.Feed], "GET", "/feeds").items
+        return self._ask(schemas.Page[schemas.Feed], "GET", "/feeds").items
 
     def list_connections(self) -> list[schemas.Connection]:
-        return self._ask(Page[schemas.Connection], "GET", "/connections").items
+        return self._ask(schemas.Page[schemas.Connection], "GET", "/connections").items
 
     def add_connection(self, name: str, url: str) -> schemas.Connection:
         """Store a connection in the metastore, sealed; its URL is never shown again."""
@@ -465,7 +469,7 @@ class Client:
         return self._ask(schemas.NewToken, "POST", "/tokens", body=body)
 
     def list_tokens(self) -> list[schemas.Token]:
-        return self._ask(Page[schemas.Token], "GET", "/tokens").items
+        return self._ask(schemas.Page[schemas.Token], "GET", "/tokens").items
 
     def revoke_token(self, name: str) -> None:
         self._send("DELETE", f"/tokens/{_quoted(name)}")
@@ -473,10 +477,10 @@ class Client:
     def health(self) -> schemas.Health:
         """Get the health. No error is raised when it is bad: look at `status`."""
         response = self._request("GET", "/health", repeatable=True)
-        return schemas.Health.model_validate_json(response.content)
+        return self._parsed(schemas.Health, response.content)
 
     def version(self) -> schemas.VersionInfo:
-        return schemas.VersionInfo.model_validate_json(self._request("GET", "/version", repeatable=True).content)
+        return self._parsed(schemas.VersionInfo, self._request("GET", "/version", repeatable=True).content)
 
     # --- transport ---------------------------------------------------------------------------------------------
 
@@ -487,7 +491,7 @@ class Client:
         left, cursor = limit, None
         while left is None or left > 0:
             params = dict(narrowed) | {"limit": min(left or _PAGE, _PAGE), "cursor": cursor}
-            page = Page[model].model_validate_json(self._send("GET", path, params=params).content)  # type: ignore[valid-type]
+            page = self._ask(schemas.Page[model], "GET", path, params=params)  # type: ignore[valid-type]
             yield from page.items
             left = None if left is None else left - len(page.items)
             cursor = page.next_cursor
@@ -495,7 +499,11 @@ class Client:
                 return
 
     def _ask(self, model: type[Model], method: str, path: str, **request: Any) -> Model:
-        return model.model_validate_json(self._send(method, path, **request).content)
+        return self._parsed(model, self._send(method, path, **request).content)
+
+    def _parsed(self, model: type[Model], content: bytes) -> Model:
+        found: Model = self._read(model, content)
+        return found
 
     def _send(
         self,
@@ -511,7 +519,7 @@ class Client:
             method,
             PREFIX + path,
             params={name: value for name, value in (params or {}).items() if value is not None},
-            content=None if body is None else orjson.dumps(dict(body)),
+            content=None if body is None else _as_json(body),
             headers={"Content-Type": "application/json", **(headers or {})}
             if body is not None
             else dict(headers or {}),
@@ -550,6 +558,12 @@ def _quoted(part: str | UUID) -> str:
     return quote(str(part), safe="")
 
 
+def _as_json(body: Json) -> bytes:
+    import orjson  # most calls have no body
+
+    return orjson.dumps(dict(body))
+
+
 def _if_match(version: int | None) -> dict[str, str]:
     return {} if version is None else {"If-Match": f'"{version}"'}
 
@@ -561,7 +575,7 @@ def _events(lines: Iterator[str]) -> Iterator[schemas.Event]:
         if line.startswith("data:"):
             data.append(line.removeprefix("data:").lstrip())
         elif not line and data:
-            yield schemas.Event.model_validate_json("\n".join(data))
+            yield answers.validated(schemas.Event, "\n".join(data).encode())
             data = []
 
 
@@ -578,7 +592,7 @@ _BY_STATUS: dict[int, type[errors.RequestError]] = {
 def _error_of(response: Reply) -> errors.VitrinaError:
     """Turn the server's problem document into the error of the same meaning."""
     try:
-        problem = schemas.Problem.model_validate_json(response.content)
+        problem = answers.validated(schemas.Problem, response.content)
     except ValueError:
         return errors.CannotConnect(
             f"{response.url} answered {response.status_code}, but not as a Vitrina API does: check VITRINA_API_URL"

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import os
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -10,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from vitrina import dsn
+from vitrina import dsn, environment
 from vitrina.errors import ConfigError
 from vitrina.ports import registry
 from vitrina.targets import TargetPolicy
@@ -97,7 +95,7 @@ class Settings(BaseModel):
     elasticsearch_fingerprint: str | None = Field(None, description="SHA-256 of the search server's certificate.")
 
     auth: Literal["token", "off"] = Field("token", description="`off` is accepted on loopback addresses only.")
-    api_url: str = Field("http://127.0.0.1:8000", description="Address of the API for the command line.")
+    api_url: str = Field(environment.API_URL, description="Address of the API for the command line.")
     token: SecretStr | None = Field(None, description="Bearer token that the command line sends.")
     trusted_proxies: str = Field(
         "", description="Proxies whose X-Forwarded-For is trusted: addresses or networks, comma-separated."
@@ -398,11 +396,11 @@ def limit_variable(connection: str, limit: str) -> str:
     return f"VITRINA_CONN_{connection.upper()}_{limit.upper()}"
 
 
-def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env"), **overrides: Any) -> Settings:
+def load(
+    environ: Mapping[str, str] | None = None, *, dotenv: Path | None = environment.DOTENV, **overrides: Any
+) -> Settings:
     """Load settings from the environment, over `.env`, with `<VAR>_FILE` read from disk; `overrides` win."""
-    variables = {name: value for name, value in dotenv_values(dotenv).items() if value} if dotenv else {}
-    variables |= dict(os.environ if environ is None else environ)
-    variables = _with_files(variables)
+    variables = environment.with_files(environment.read(environ, dotenv=dotenv))
     known = {name.upper() for name in Settings.model_fields.keys() - {"shut_connections"}}
     values: dict[str, Any] = {
         name.lower(): variables[variable]
@@ -426,21 +424,6 @@ def _words(location: tuple[int | str, ...], message: str) -> str:
     if location[:1] == ("connection_limits",):
         return f"{limit_variable(str(location[1]), str(location[2]))}: {message} (no connection's name ends like that)"
     return message if message.startswith("VITRINA_") else f"VITRINA_{str(location[0]).upper()}: {message}"
-
-
-def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
-    """Read `FOO_FILE=/run/secrets/foo` as FOO, unless FOO itself is set."""
-    merged = dict(variables)
-    for name, path in variables.items():
-        plain = name.removesuffix("_FILE")
-        ours = name.startswith(("VITRINA_", "ELASTICSEARCH_"))
-        if not ours or name in (plain, "ELASTICSEARCH_CA_FILE") or merged.get(plain) or not path:
-            continue
-        try:
-            merged[plain] = Path(path).read_text().strip()
-        except OSError as exc:
-            raise ConfigError(f"{name}={path} cannot be read: {exc.strerror}") from exc
-    return merged
 
 
 def _connections(

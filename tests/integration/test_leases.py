@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,9 +31,11 @@ from vitrina.store import (
     schedules,
     sessions,
     stages,
+    state,
 )
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
+from vitrina.store.runs import Counters
 
 QUERY = "SELECT id, title FROM content.film_work"
 
@@ -198,13 +201,89 @@ def test_epochs_grow_also_when_the_clock_does_not(bench: Workbench) -> None:
 
 
 def test_a_claim_discards_unfinished_loads_of_others_on_the_target(bench: Workbench) -> None:
+    stage_a_load_of_another(bench)
+    claim(bench)
+    assert bench.checkpoint("other") == Checkpoint()
+
+
+def test_a_run_discards_them_where_its_claim_does_not(bench: Workbench) -> None:
+    bench.change("films", options={"target_connection": "default", "shared_target": True})
+    stage_a_load_of_another(bench)
+    taken = claim(bench)
+    assert bench.checkpoint("other").stage == "p_x"
+    Ledger(taken, bench.metastore).seize()
+    assert bench.checkpoint("other") == Checkpoint()
+
+
+def stage_a_load_of_another(bench: Workbench) -> None:
     bench.pipeline("other", QUERY, target_table="analytics.films", options={"shared_target": True}, target_key=["id"])
     bench.sql(
         "INSERT INTO etl.etl_state (pipeline_id, stage, segments, rows, last_processed_key)"
         f""" VALUES ('{row(bench, "other")["id"]}', 'p_x', '{{"1": 2}}', 5, '[1]')"""
     )
-    Ledger(claim(bench), bench.metastore).seize()
-    assert bench.checkpoint("other") == Checkpoint()
+
+
+def test_a_claim_takes_the_checkpoint_so_that_its_run_writes_nothing_to_seize_it(bench: Workbench) -> None:
+    taken = claim(bench)
+    before = checkpoint_row(bench)
+    assert (before["epoch"], before["claim_id"], before["run_id"]) == (taken.epoch, taken.claim_id, taken.run_id)
+    Ledger(taken, bench.metastore).seize()
+    assert checkpoint_row(bench) == before
+
+
+def test_a_later_attempt_seizes_what_an_earlier_one_has_committed(bench: Workbench) -> None:
+    taken = claim(bench)
+    first = Ledger(taken, bench.metastore)
+    moved = replace(first.seize(), batch_no=7, safe_upto="7")
+    with bench.metastore.transaction():
+        first.fence(moved, Counters(), attempt=1)
+    assert Ledger(taken, bench.metastore).seize() == moved
+
+
+def test_a_claim_leaves_a_checkpoint_that_another_database_may_keep(bench: Workbench) -> None:
+    """That it was reset is told to that database by the run; a claim that took the row would hide it."""
+    bench.change("films", options={"target_connection": "elsewhere"})
+    state.reset(bench.metastore, row(bench)["id"], cursor="5")
+    before = checkpoint_row(bench)
+    claim(bench)
+    assert checkpoint_row(bench) == before
+    assert state.find_reset(bench.metastore, row(bench)["id"]) == Checkpoint(safe_upto="5")
+
+
+def test_a_claim_takes_a_checkpoint_with_what_a_late_fence_committed_before_it(bench: Workbench) -> None:
+    """No claim gets in between the fence of a late run and its COMMIT, and none waits for it."""
+    bench.request("films")
+    late = leases.claim_next(bench.metastore, uuid4(), 0.05)
+    assert late is not None
+    with database.connect(bench.settings.require_database_url(), "late") as session:
+        ledger = Ledger(late, session)
+        moved = replace(ledger.seize(), batch_no=1, safe_upto="1")
+        with session.transaction():
+            ledger.fence(moved, Counters(), attempt=1)
+            until(lambda: bool(bench.sql("SELECT 1 FROM etl.etl_pipelines WHERE lease_until < clock_timestamp()")))
+            assert recover(bench) == []
+            assert bench.claim_or_none() is None
+        assert recover(bench)
+        taken = bench.claim()
+        assert Ledger(taken, bench.metastore).seize() == moved
+        with pytest.raises(LeaseLost), session.transaction():
+            ledger.fence(replace(moved, batch_no=2), Counters(), attempt=1)
+
+
+def checkpoint_row(bench: Workbench) -> dict[str, Any]:
+    [found] = bench.sql("SELECT *, xmin::text AS written_by FROM etl.etl_state")
+    return found
+
+
+@pytest.mark.parametrize("ends", [recover, lambda bench: leases.cancel_run(bench.metastore, row(bench)["id"], "stop")])
+def test_a_claim_that_nobody_has_followed_yet_cannot_seize_either(
+    bench: Workbench, ends: Callable[[Workbench], object]
+) -> None:
+    late = claim(bench)
+    expire(bench)
+    assert ends(bench)
+    with pytest.raises(LeaseLost):
+        Ledger(late, bench.metastore).seize()
 
 
 def test_a_late_claim_cannot_seize_and_ends_no_newer_session(bench: Workbench) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrina import __version__
+from vitrina.cli import words
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
@@ -88,7 +89,7 @@ def make_app(entries: tuple[Entry, ...] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         cls=CommandsUnderHeadings,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": words.HELP},
     )
     app.callback()(_vitrina)
     for entry in entries:
@@ -103,7 +104,7 @@ def called(words: list[str]) -> tuple[Entry, ...]:
 
 
 def main() -> None:
-    make_app(called(sys.argv[1:]))(prog_name="vitrina")
+    words.take_plainly(typer.main.get_command(make_app(called(sys.argv[1:]))))(prog_name="vitrina")
 
 
 def _show_version(wanted: bool) -> None:

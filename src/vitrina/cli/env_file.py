@@ -5,17 +5,16 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from vitrina import environment
 from vitrina.errors import ConfigError, Conflict
 
-PATH = Path(".env")
+PATH = environment.DOTENV
 _LINE = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=")
 
 
 def read() -> dict[str, str]:
     """Read the variables of the file. Return nothing where there is none."""
-    from dotenv import dotenv_values
-
-    return {name: value for name, value in dotenv_values(PATH).items() if value} if PATH.exists() else {}
+    return environment.of_file(PATH)
 
 
 def check(values: Mapping[str, str], *, force: bool) -> bool:

@@ -150,10 +150,10 @@ def _as_data(value: object) -> object:
 
 def as_plain(data: Any) -> Any:
     """Convert answers of the API to what JSON can hold."""
-    if hasattr(data, "model_dump"):
-        return data.model_dump(mode="json")
     if isinstance(data, Mapping):
         return {key: as_plain(value) for key, value in data.items()}
+    if hasattr(data, "model_dump"):
+        return data.model_dump(mode="json")
     if isinstance(data, str):
         return str(data)  # YAML has no subclasses of str
     if not isinstance(data, Iterable):

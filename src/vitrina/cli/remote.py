@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrina import answers, environment
 from vitrina.cli import local
 
 if TYPE_CHECKING:
     from vitrina.client import Client
-    from vitrina.settings import Settings
 
+WANTED = ("VITRINA_API_URL", "VITRINA_TOKEN")
 COMPLETION_SECONDS = 1.0
 # `vitrina dev` writes the address of its API here: the port may differ from the default.
 ADDRESS = local.HOME / "api-url"
 
 
-@contextmanager
-def api() -> Iterator["Client"]:
+def api(*, timeout_seconds: float = 30.0) -> "Client":
     """Open the client of VITRINA_API_URL, or of the `vitrina dev` of this directory, with VITRINA_TOKEN."""
     from vitrina.client import Client
 
-    with Client.from_settings(_settings()) as client:
-        yield client
+    url, token = _address_and_token()
+    return Client(url, token, timeout_seconds=timeout_seconds, read=answers.plain)
 
 
 @contextmanager
@@ -54,23 +54,25 @@ def _write(url: str) -> None:
     written.replace(ADDRESS)
 
 
-def _settings() -> "Settings":
-    settings = local.load_settings()
-    if "api_url" not in settings.model_fields_set:
+def _address_and_token() -> tuple[str, str | None]:
+    """Read these two of the settings. Where others are set, all are checked, as every command does."""
+    variables = environment.read()
+    ours = {name.removesuffix("_FILE") for name, value in variables.items() if value and environment.is_ours(name)}
+    if not ours <= set(WANTED):
+        local.load_settings()
+    url, token = (environment.with_files(variables, WANTED).get(name) or None for name in WANTED)
+    if url is None:
         with suppress(OSError):
-            return settings.model_copy(update={"api_url": ADDRESS.read_text()})
-    return settings
+            url = ADDRESS.read_text()
+    return url or environment.API_URL, token
 
 
 def complete_pipeline(incomplete: str) -> list[str]:
     """List names with this prefix. Return none when there is no API, because completion must not print errors."""
-    from vitrina.client import Client
     from vitrina.errors import VitrinaError
 
     try:
-        settings = _settings()
-        token = settings.token.get_secret_value() if settings.token else None
-        with Client(settings.api_url, token, timeout_seconds=COMPLETION_SECONDS) as client:
+        with api(timeout_seconds=COMPLETION_SECONDS) as client:
             found = client.list_pipelines(name=incomplete or None, limit=100)
     except VitrinaError:
         return []

@@ -18,7 +18,6 @@ from vitrina.status import RunStatus, Status, Trigger
 from vitrina.store import (
     coverage,
     database,
-    databases,
     migrate,
     notifications,
     pipelines,
@@ -29,11 +28,9 @@ from vitrina.store import (
 )
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
+from vitrina.store.seizing import HELD_TARGET, discarding, seizing
 
 MAX_ERROR_LENGTH = 4000
-
-# Identifies a target: the database, however it is reached, and the table or index.
-HELD_TARGET = sql.SQL("'database ' || {} || '|' || {}").format(databases.OF_PIPELINE, pipelines.FINAL_TARGET)
 
 
 @dataclass(frozen=True)
@@ -306,7 +303,12 @@ def _take(
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], row.pop("run_id"), row["version"], row)
 
 
-# Claims the row and records the run. Composed once, because every claim executes it.
+# A target connection may lead to another database, or to a place that has to be held first; then the run seizes it.
+_SEIZED_AT_ONCE = sql.SQL("c.options ->> 'target_connection' IS NULL")
+
+# Claims the row, records the run and takes the checkpoint. No transaction of an older epoch has moved the checkpoint
+# and can still commit: it would have locked the pipeline's row before, and this one holds that lock. Composed once,
+# because every claim executes it.
 _CLAIM = Statement(
     sql.SQL(
         """
@@ -349,11 +351,31 @@ _CLAIM = Statement(
                             THEN nullif(c.requested_range, 'null') END
             ) AS b (backfill)
             RETURNING id AS run_id, traceparent
+        ), discarded AS (
+            {discard}
+            RETURNING 1
+        ), seized AS (
+            {seize}
         )
         SELECT claimed.*, begun.* FROM claimed CROSS JOIN begun
         """
     )
-    .format(target=HELD_TARGET, columns=pipelines.WITH_PARTS)
+    .format(
+        target=HELD_TARGET,
+        columns=pipelines.WITH_PARTS,
+        discard=discarding(
+            sql.Placeholder("id"),
+            sql.SQL("(SELECT c.holds_target FROM claimed c WHERE {})").format(_SEIZED_AT_ONCE),
+        ),
+        seize=seizing(
+            sql.SQL(
+                """
+                SELECT c.id, c.epoch, c.claim_id, b.run_id FROM claimed c CROSS JOIN begun b
+                WHERE {} AND (SELECT count(*) FROM discarded) >= 0
+                """
+            ).format(_SEIZED_AT_ONCE)
+        ),
+    )
     .as_bytes()
 )
 

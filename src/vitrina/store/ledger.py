@@ -7,7 +7,7 @@ from psycopg import sql
 from vitrina.errors import LeaseLost
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.status import Status
-from vitrina.store import databases, leases, runs, state, target_schema
+from vitrina.store import databases, leases, runs, seizing, state, target_schema
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.prepared import Statement
@@ -52,9 +52,12 @@ class Ledger:
         return checkpoint
 
     def _seize_here(self) -> Checkpoint:
-        """Do for a target in the metastore's database what `seize` does for others."""
+        """Read what the claim has taken, or do for the metastore what `seize` does for other databases."""
         claim = self._claim
-        row = _SEIZE_HERE.fetch_one(self._home, state.of_claim(claim) | state.loads_of_others(claim))
+        found = state.find_seized(self._home, claim)
+        if found is not None:
+            return found
+        row = _SEIZE_HERE.fetch_one(self._home, state.of_claim(claim) | {"target": claim.row["holds_target"]})
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
         return state.read(row)
@@ -110,7 +113,11 @@ _SEIZE_HERE = Statement(
         SELECT seized.*, (SELECT count(*) FROM discarded) AS discarded FROM seized
         """
     )
-    .format(claimed=leases.LOCK_CLAIMED, discard=state.DISCARD_OTHERS, seize=state.seizing(sql.SQL("FROM claimed")))
+    .format(
+        claimed=leases.LOCK_CLAIMED,
+        discard=state.DISCARD_OTHERS,
+        seize=seizing.seizing(sql.SQL("{} FROM claimed").format(seizing.OF_CLAIM)),
+    )
     .as_bytes()
 )
 

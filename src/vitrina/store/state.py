@@ -7,12 +7,13 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina.errors import LeaseLost
-from vitrina.ports.checkpoint import MIRROR_OF, OF_THE_LOAD, OF_THE_TARGET, Accepted, Checkpoint
+from vitrina.ports.checkpoint import MIRROR_OF, OF_THE_TARGET, Accepted, Checkpoint
+from vitrina.store import seizing
 from vitrina.store.database import Connection
-from vitrina.store.leases import HELD_TARGET, Claim
+from vitrina.store.leases import Claim
 from vitrina.store.prepared import Statement
 
-METASTORE_TABLE = sql.Identifier("etl", "etl_state")
+METASTORE_TABLE = seizing.METASTORE_TABLE
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
 LEDGER_TABLE = sql.Identifier("etl_stage", "ledger")
 
@@ -27,37 +28,36 @@ def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTOR
     return read(row)
 
 
+def find_seized(connection: Connection, claim: Claim) -> Checkpoint | None:
+    """Read the checkpoint that the claim took, or an earlier attempt of its run. Return None if it is not the claim's.
+
+    It is not if another database keeps it, or if the claim is lost.
+    """
+    row = _FIND_SEIZED.fetch_one(connection, of_claim(claim))
+    return read(row) if row else None
+
+
+_FIND_SEIZED = Statement(
+    sql.SQL(
+        """
+        SELECT {columns}
+        FROM etl.etl_state s JOIN etl.etl_pipelines p ON p.id = s.pipeline_id
+        WHERE s.pipeline_id = %(id)s AND s.epoch = %(epoch)s AND s.claim_id = %(claim)s
+          AND p.epoch = %(epoch)s AND p.claim_id = %(claim)s
+        """
+    )
+    .format(columns=seizing.COLUMNS)
+    .as_bytes()
+)
+
+
 def of_claim(claim: Claim) -> dict[str, Any]:
     """Return the values by which a statement finds what a claim holds."""
     return {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id}
 
 
-# Named one by one: a statement that is prepared is refused when a migration has changed its columns.
-_OF_CHECKPOINT = sql.SQL(", ").join(
-    sql.Identifier("s", name)
-    for name in (
-        *("last_processed_key", "last_processed_id", "safe_upto", "held_upto", "batch_no", "segments", "rows"),
-        *("stage", "fingerprint", "load_started_at", "identity"),
-    )
-)
-
-
-def seizing(claimed: sql.Composable, table: sql.Identifier = METASTORE_TABLE) -> sql.Composed:
-    """Build the statement that takes the row of a claim, with `claimed` after the list of its values."""
-    return sql.SQL(
-        """
-        INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id)
-        SELECT %(id)s::uuid, %(epoch)s::bigint, %(claim)s::uuid, %(run)s::uuid {claimed}
-        ON CONFLICT (pipeline_id) DO UPDATE
-        SET epoch = excluded.epoch, claim_id = excluded.claim_id, run_id = excluded.run_id
-        WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
-        RETURNING {columns}
-        """
-    ).format(table=table, claimed=claimed, columns=_OF_CHECKPOINT)
-
-
 _SEIZE = {
-    table.as_string(): Statement(seizing(sql.SQL("WHERE true"), table).as_bytes())
+    table.as_string(): Statement(seizing.seizing(sql.SQL("{} WHERE true").format(seizing.OF_CLAIM), table).as_bytes())
     for table in (METASTORE_TABLE, LEDGER_TABLE)
 }
 
@@ -152,39 +152,19 @@ def discard_load(connection: Connection, claim: Claim) -> bool:
             sql.SQL(
                 "UPDATE etl.etl_state s SET {no_load}"
                 " WHERE pipeline_id = %(id)s AND claim_id = %(claim)s AND stage IS NOT NULL"
-            ).format(no_load=_NO_LOAD),
-            of_claim(claim) | {"of_load": list(OF_THE_LOAD)},
+            ).format(no_load=seizing.NO_LOAD),
+            of_claim(claim),
         ).rowcount
     )
 
 
 def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     """Discard unfinished loads of other pipelines on this target: they are older than what we are about to write."""
-    return _DISCARD_OTHERS.execute(connection, of_claim(claim) | loads_of_others(claim))
+    return _DISCARD_OTHERS.execute(connection, of_claim(claim) | {"target": claim.row["holds_target"]})
 
 
-def loads_of_others(claim: Claim) -> dict[str, Any]:
-    """Return the values of `DISCARD_OTHERS`, by name, beside those of the claim."""
-    return {"of_load": list(OF_THE_LOAD), "target": claim.row["holds_target"]}
-
-
-# `Checkpoint.without_load`, in SQL; its parameter is the list of the keys to remove.
-_NO_LOAD = sql.SQL(
-    """
-    segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
-    last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %(of_load)s::text[]
-    """
-)
-
-
-DISCARD_OTHERS = sql.SQL(
-    """
-    UPDATE etl.etl_state s SET {no_load}
-    FROM etl.etl_pipelines p
-    WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %(id)s AND p.claim_id IS NULL
-      AND {target} = %(target)s
-    """
-).format(no_load=_NO_LOAD, target=HELD_TARGET)
+# Its parameters are the values of the claim, and the target that it holds.
+DISCARD_OTHERS = seizing.discarding(sql.Placeholder("id"), sql.Placeholder("target"))
 _DISCARD_OTHERS = Statement(DISCARD_OTHERS.as_bytes())
 
 

@@ -1,0 +1,43 @@
+"""Read variables of the environment over those of `.env`, with `<VAR>_FILE` for mounted secrets."""
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from vitrina.errors import ConfigError
+
+DOTENV = Path(".env")
+API_URL = "http://127.0.0.1:8000"
+
+
+def read(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = DOTENV) -> dict[str, str]:
+    """Return all variables, without those of mounted files."""
+    return of_file(dotenv) | dict(os.environ if environ is None else environ)
+
+
+def of_file(path: Path | None) -> dict[str, str]:
+    """Read the variables of a `.env`. Return nothing where there is none."""
+    if path is None or not path.exists():
+        return {}
+    from dotenv import dotenv_values
+
+    return {name: value for name, value in dotenv_values(path).items() if value}
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith(("VITRINA_", "ELASTICSEARCH_"))
+
+
+def with_files(variables: Mapping[str, str], names: Collection[str] = ()) -> dict[str, str]:
+    """Read `FOO_FILE=/run/secrets/foo` as FOO, unless FOO itself is set; of all our variables, or of `names` only."""
+    merged = dict(variables)
+    for name, path in variables.items():
+        plain = name.removesuffix("_FILE")
+        wanted = plain in names if names else is_ours(name)
+        if not wanted or name in (plain, "ELASTICSEARCH_CA_FILE") or merged.get(plain) or not path:
+            continue
+        try:
+            merged[plain] = Path(path).read_text().strip()
+        except OSError as exc:
+            raise ConfigError(f"{name}={path} cannot be read: {exc.strerror}") from exc
+    return merged

@@ -19,6 +19,7 @@ from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina.connectors.postgres import query_source, range_workers
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
+from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Age
 from vitrina.errors import SnapshotGone, SourceQueryFailed, TransientError
 from vitrina.loads import local_pool, ranged
@@ -347,7 +348,12 @@ def test_a_worker_reads_its_ranges_in_one_session(
         monkeypatch.setattr(ranged, "_STOP_AFTER", 0)
     opened: list[Any] = []
     connect = adbc.connect
-    monkeypatch.setattr(adbc, "connect", lambda *given, **more: opened.append(given) or connect(*given, **more))
+
+    def counted(*given: Any, **more: Any) -> Any:
+        opened.append(given)
+        return connect(*given, **more)
+
+    monkeypatch.setattr(adbc, "connect", counted)
     bench.pipeline("films", QUERY, target_key=["id"], batch_size=40, options=CUT | {"route": "arrow"})
 
     run = bench.run("films")
@@ -360,7 +366,9 @@ def test_a_worker_reads_its_ranges_in_one_session(
 
 def test_a_kept_session_begins_each_read_anew(bench: Workbench) -> None:
     """It holds no snapshot between two reads, and what a statement sets ends with it."""
-    reader = range_workers.QueryReader(connected(bench), bench.settings.reader_url.get_secret_value(), "kept")
+    assert bench.settings.reader_url
+    url = bench.settings.reader_url.get_secret_value()
+    reader = QueryReader(database.connect(url, "main", settings=database.READ_ONLY), url, "kept")
     with reader.stream(SQL("SELECT set_config('my.value', 'left', false)"), keeps_session=True) as rows:
         assert [batch.num_rows for batch in rows] == [1]
     between = "SELECT state, xact_start, backend_xmin FROM pg_stat_activity WHERE application_name = 'kept'"
@@ -378,11 +386,6 @@ def test_a_kept_session_begins_each_read_anew(bench: Workbench) -> None:
         list(rows)
     assert bench.sql(between) == []
     reader.connection.close()
-
-
-def connected(bench: Workbench) -> database.Connection:
-    url = bench.settings.reader_url
-    return database.connect(url.get_secret_value(), "main", settings=database.READ_ONLY)
 
 
 # --- ranges and keys --------------------------------------------------------------------------------------------------

@@ -8,23 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import adbc_driver_postgresql.dbapi as adbc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.sql import SQL
 from structlog.testing import capture_logs
 
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina.connectors.postgres import query_source, range_workers
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
+from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Age
-from vitrina.errors import SnapshotGone, TransientError
+from vitrina.errors import SnapshotGone, SourceQueryFailed, TransientError
 from vitrina.loads import local_pool, ranged
 from vitrina.loads.control import RunControl
 from vitrina.ports.ranges import FillHandle, KeyRange, Result, Task
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import ConnectionLimits, Settings
-from vitrina.store import pipelines, session_limits
+from vitrina.store import database, pipelines, session_limits
 from vitrina.transforms import forking
 
 ROWS = 1_500
@@ -330,6 +333,59 @@ def test_a_number_that_two_attempts_share_is_noticed(
 
     assert run["status"] == ("FAILED" if mutant else "SUCCESS")
     assert (difference(bench) == []) is not mutant
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut_short", [False, True], ids=["whole ranges", "ranges that are cut again"])
+def test_a_worker_reads_its_ranges_in_one_session(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, cut_short: bool
+) -> None:
+    """The Arrow driver reads the catalog whenever it connects. A read that was abandoned still sends rows."""
+    rely_on(monkeypatch, seed=1, losses=0.0)
+    if cut_short:
+        monkeypatch.setattr(ranged, "_STOP_AFTER", 0)
+    opened: list[Any] = []
+    connect = adbc.connect
+
+    def counted(*given: Any, **more: Any) -> Any:
+        opened.append(given)
+        return connect(*given, **more)
+
+    monkeypatch.setattr(adbc, "connect", counted)
+    bench.pipeline("films", QUERY, target_key=["id"], batch_size=40, options=CUT | {"route": "arrow"})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["ranges"]["done"] >= 10
+    assert (len(opened) > 5) == cut_short, len(opened)
+    assert difference(bench) == []
+
+
+def test_a_kept_session_begins_each_read_anew(bench: Workbench) -> None:
+    """It holds no snapshot between two reads, and what a statement sets ends with it."""
+    assert bench.settings.reader_url
+    url = bench.settings.reader_url.get_secret_value()
+    reader = QueryReader(database.connect(url, "main", settings=database.READ_ONLY), url, "kept")
+    with reader.stream(SQL("SELECT set_config('my.value', 'left', false)"), keeps_session=True) as rows:
+        assert [batch.num_rows for batch in rows] == [1]
+    between = "SELECT state, xact_start, backend_xmin FROM pg_stat_activity WHERE application_name = 'kept'"
+    assert bench.sql(between) == [{"state": "idle", "xact_start": None, "backend_xmin": None}]
+    bench.sql("INSERT INTO content.films VALUES (0, 'Later', 1)")
+    found = SQL("SELECT current_setting('my.value', true) AS left, pg_backend_pid()::text AS pid, count(*) FROM {}")
+    pids = set()
+    for _ in range(2):
+        with reader.stream(found.format(SQL("content.films")), keeps_session=True) as rows:
+            [row] = [row for batch in rows for row in batch.to_pylist()]
+        assert (row["left"] or "", row["count"]) == ("", ROWS + 1)
+        pids.add(row["pid"])
+    assert len(pids) == 1
+    with pytest.raises(SourceQueryFailed), reader.stream(SQL("SELECT 1 / 0"), keeps_session=True) as rows:
+        list(rows)
+    assert bench.sql(between) == []
+    reader.connection.close()
 
 
 # --- ranges and keys --------------------------------------------------------------------------------------------------

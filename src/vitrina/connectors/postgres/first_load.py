@@ -7,9 +7,10 @@ can be given as well.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psycopg
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import bulk_load
 from vitrina.connectors.postgres.catalog import Table
@@ -163,6 +164,58 @@ def take_place(connection: Connection, stage: Stage, table: Table, given: Sequen
     except (_InUse, *_REFUSALS):
         return False
     return True
+
+
+def copy_in_place(connection: Connection, stage: Stage, table: Table, rows: Composable) -> int | None:
+    """Copy rows of a stage to a new table and replace the mart with it. Return their number.
+
+    Several processes of the server may read for CREATE TABLE AS; only one reads for INSERT. Return None and do nothing
+    if that is not possible now, or if the result of a query lacks what the mart's columns have.
+    """
+    given, key = [column.name for column in stage.columns], stage.key
+    made = replace(stage, name=f"{stage.name}_m", is_tagged=False)
+    try:
+        with connection.transaction():
+            if not is_possible(connection, table, given, key):
+                raise _InUse
+            _refuse_in_use(connection, table)
+            connection.execute(_copied(made, table, rows, given, SQL("WITH NO DATA")))
+            _refuse_null_keys(connection, made, table, key)
+            if not _is_alike(connection, made, table):
+                raise _InUse
+            made.drop(connection)
+            count = connection.execute(_copied(made, table, rows, given, SQL("WITH DATA"))).rowcount
+            _refuse_null_keys(connection, made, table, key)
+            if not take_place(connection, made, table, given, key):
+                raise _InUse
+    except (_InUse, *_REFUSALS):
+        return None
+    return count
+
+
+def _copied(made: Stage, table: Table, rows: Composable, given: Sequence[str], data: SQL) -> Composed:
+    columns = SQL(", ").join(
+        SQL("{} AS {}").format(
+            Identifier(column.name) if column.name in given else SQL("NULL::{}").format(SQL(column.type)),
+            Identifier(column.name),
+        )
+        for column in table.columns
+    )
+    return SQL("CREATE TABLE {} AS SELECT {} FROM {} AS s {}").format(made.identifier, columns, rows, data)
+
+
+def _refuse_null_keys(connection: Connection, made: Stage, table: Table, key: Sequence[str]) -> None:
+    """Declare the key's columns NOT NULL under the names that the mart's constraints have since PostgreSQL 18."""
+    named = connection.execute(
+        """
+        SELECT k.conname AS name, pg_catalog.pg_get_constraintdef(k.oid) AS definition
+        FROM pg_catalog.pg_constraint k WHERE k.conrelid = %s AND k.contype = 'n' ORDER BY k.conkey
+        """,
+        [table.oid],
+    ).fetchall()
+    changes = [SQL("ADD CONSTRAINT {} {}").format(Identifier(row["name"]), SQL(row["definition"])) for row in named]
+    changes = changes or [SQL("ALTER {} SET NOT NULL").format(Identifier(name)) for name in key]
+    connection.execute(SQL("ALTER TABLE {} {}").format(made.identifier, SQL(", ").join(changes)))
 
 
 def _exchange(connection: Connection, stage: Stage, table: Table) -> None:

@@ -111,6 +111,8 @@ class QueryRanges(BaseSource):
             needs_position=handle.needs_position if form == "natural" else None,
             snapshot=window.snapshot,
             settings=self._looks,
+            # No function of such a query changes anything: one that is volatile is not read in ranges.
+            keeps_session=True,
         ).batches(window.after)
 
     def look_up(self, query: str) -> "pa.Table":
@@ -118,6 +120,7 @@ class QueryRanges(BaseSource):
 
     def close(self) -> None:
         self._reader.cancel_stream()
+        self._reader.close_stream()
         self._reader.connection.close()
 
 

@@ -247,6 +247,8 @@ class SqlReader:
         self._url = url
         self._application_name = application_name
         self._streaming: Any = None
+        # The Arrow driver's session for the next `stream` that keeps it.
+        self._kept: Any = None
         self._is_reading = False
         # Set if functions of unknown effect were called or a large value has grown the buffers: other runs must not
         # reuse it.
@@ -417,18 +419,55 @@ class SqlReader:
 
     @contextmanager
     def stream(
-        self, statement: Composable, settings: Mapping[str, str] = NO_SETTINGS, *, snapshot: str | None = None
+        self,
+        statement: Composable,
+        settings: Mapping[str, str] = NO_SETTINGS,
+        *,
+        snapshot: str | None = None,
+        keeps_session: bool = False,
     ) -> Iterator["Iterator[pa.RecordBatch]"]:
         """Stream the rows as Arrow over a separate session that ends with the block.
 
-        `snapshot`: one that another session has exported, in which the rows are read.
+        `snapshot`: one that another session has exported, in which the rows are read. `keeps_session`: use one session
+        for all calls with these settings, because the driver reads the catalog whenever it connects. Each call is a
+        transaction that is rolled back. A caller ensures that its statements leave nothing else in a session.
         """
         # Imported here: only the runner needs the driver and pyarrow, whose import takes half a second.
         import adbc_driver_manager
-        import adbc_driver_postgresql.dbapi as adbc
         from adbc_driver_manager._reader import AdbcRecordBatchReader
 
         text = statement.as_string(self.connection)
+        connection, is_at_end = self._arrow_session(settings, is_kept=keeps_session), False
+        try:
+            with connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
+                self._streaming = cursor
+                if snapshot is not None or keeps_session:
+                    _begin_in(connection, snapshot)
+                cursor.execute(text)
+                # Not fetch_record_batch(): its reader loses the SQLSTATE of errors after the first rows.
+                handle = cursor.fetch_arrow()
+                with closing(AdbcRecordBatchReader._import_from_c(handle.address)) as batches:
+                    rows = _Rows(batches)
+                    yield iter(rows)
+                is_at_end = rows.is_at_end
+        except adbc_driver_manager.Error as exc:
+            raise translate_arrow(exc) from exc
+        finally:
+            self._streaming = None
+            # One that was abandoned in the middle still sends rows.
+            if keeps_session and is_at_end and _is_rolled_back(connection):
+                self._kept = connection
+            else:
+                connection.close()
+
+    def _arrow_session(self, settings: Mapping[str, str], *, is_kept: bool) -> Any:
+        import adbc_driver_manager
+        import adbc_driver_postgresql.dbapi as adbc
+
+        if is_kept and self._kept is not None:
+            connection, self._kept = self._kept, None
+            return connection
         try:
             connection = adbc.connect(self._arrow_url(settings), autocommit=True)
             if pooling.is_pooled(self.connection):
@@ -439,21 +478,13 @@ class SqlReader:
         except adbc_driver_manager.Error as exc:
             # The driver's message contains host and login, which users who may see a run need not know.
             raise Disconnected("the source took no second connection of the same login") from exc
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
-                self._streaming = cursor
-                if snapshot is not None:
-                    _begin_in(connection, snapshot)
-                cursor.execute(text)
-                # Not fetch_record_batch(): its reader loses the SQLSTATE of errors after the first rows.
-                handle = cursor.fetch_arrow()
-                with closing(AdbcRecordBatchReader._import_from_c(handle.address)) as batches:
-                    yield _translating(batches)
-        except adbc_driver_manager.Error as exc:
-            raise translate_arrow(exc) from exc
-        finally:
-            self._streaming = None
+        return connection
+
+    def close_stream(self) -> None:
+        """Close the session that `stream` has kept."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
 
     def cancel_stream(self) -> None:
         """Cancel the query from another thread, so that an abandoned one ends now and not at its first row."""
@@ -505,12 +536,14 @@ class Explained:
     on_standby: bool
 
 
-def _begin_in(connection: Any, snapshot: str) -> None:
-    """Begin a transaction of the Arrow driver in a snapshot that another session holds."""
+def _begin_in(connection: Any, snapshot: str | None) -> None:
+    """Begin a transaction of the Arrow driver, in a snapshot that another session holds, or in its own."""
     import adbc_driver_manager
 
     with connection.cursor() as beginning:
         beginning.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if snapshot is None:
+            return
         try:
             beginning.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)).as_string(None))
         except adbc_driver_manager.Error as exc:
@@ -543,16 +576,34 @@ def arrow_url(url: str, application_name: str, options: str) -> str:
     return urlunsplit(parts._replace(query=f"{parts.query}&{extra}" if parts.query else extra))
 
 
-def _translating(batches: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
+def _is_rolled_back(connection: Any) -> bool:
+    """End a transaction of the Arrow driver. Return False if the session is broken."""
     import adbc_driver_manager
-    import pyarrow as pa
 
-    try:
-        yield from batches
-    except adbc_driver_manager.Error as exc:
-        raise translate_arrow(exc) from exc
-    except (pa.ArrowException, OSError) as exc:
-        raise TransientError(say("run.reading_failed", message=" ".join(str(exc).split()))) from exc
+    with suppress(adbc_driver_manager.Error), connection.cursor() as ending:
+        ending.execute("ROLLBACK")
+        return True
+    return False
+
+
+class _Rows:
+    """Yield the batches that the Arrow driver reads, translate its errors, and know whether these were all."""
+
+    def __init__(self, batches: "pa.RecordBatchReader") -> None:
+        self._batches = batches
+        self.is_at_end = False
+
+    def __iter__(self) -> "Iterator[pa.RecordBatch]":
+        import adbc_driver_manager
+        import pyarrow as pa
+
+        try:
+            yield from self._batches
+            self.is_at_end = True
+        except adbc_driver_manager.Error as exc:
+            raise translate_arrow(exc) from exc
+        except (pa.ArrowException, OSError) as exc:
+            raise TransientError(say("run.reading_failed", message=" ".join(str(exc).split()))) from exc
 
 
 def translate_read(exc: psycopg.Error) -> Exception:

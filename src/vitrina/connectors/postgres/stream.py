@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,8 +53,11 @@ class ArrowReader:
         needs_position: str | None = None,
         snapshot: str | None = None,
         settings: Mapping[str, str] = NO_SETTINGS,
+        keeps_session: bool = False,
     ) -> None:
         self._reader = reader
+        # Whether later reads use the same session.
+        self._keeps_session = keeps_session
         # A snapshot that another session holds; None: the stream's own.
         self._snapshot = snapshot
         self._settings = {**bounds.settings, **settings}
@@ -75,7 +78,7 @@ class ArrowReader:
             age, is_complete = Age(self._max_snapshot_seconds), True
             # The tables are closed before the stream, because their thread reads from it.
             with (
-                self._reader.stream(self._select(position), self._settings, snapshot=self._snapshot) as stream,
+                self._streaming(position) as stream,
                 closing(self._cut(stream)) as tables,
             ):
                 watch = Stopwatch()
@@ -94,6 +97,11 @@ class ArrowReader:
             if is_complete:
                 return
             reopened = True
+
+    def _streaming(self, after: Position | None) -> AbstractContextManager[Iterator[pa.RecordBatch]]:
+        return self._reader.stream(
+            self._select(after), self._settings, snapshot=self._snapshot, keeps_session=self._keeps_session
+        )
 
     def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
         return cut(read_ahead(self._bounded(stream)), self._batch_size, ordered_by=self._position_names())

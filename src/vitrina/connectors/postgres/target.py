@@ -30,7 +30,7 @@ from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, Sta
 from vitrina.mart_options import History
 from vitrina.ports import types
 from vitrina.ports.batch import Counts
-from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checkpoint import RANGES, Checkpoint
 from vitrina.ports.schema import Column
 from vitrina.sentences import say
 from vitrina.store import database
@@ -542,6 +542,8 @@ class PostgresWriter:
         if self.is_empty():
             if self._become_table(merging, stage, checkpoint, counted):
                 return Counts(inserted=checkpoint.rows)
+            if self._become_copy(merging, stage, checkpoint):
+                return Counts(inserted=checkpoint.rows)
             # Checked again: rows may have been added while the indexes of the stage were built.
             if self.is_empty():
                 return self._fill_empty(merging, stage, checkpoint, gone)
@@ -653,10 +655,32 @@ class PostgresWriter:
         except psycopg.errors.UniqueViolation:
             self._refuse_duplicates(merging)
             raise
+        self._notice_exchange()
+        return True
+
+    def _become_copy(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> bool:
+        """Replace the empty table with a copy of a stage that several processes have filled.
+
+        Return False if the rows have to be copied into the table.
+        """
+        is_worthwhile = RANGES in checkpoint.identity and checkpoint.rows >= bulk_load.WORTHWHILE_ROWS
+        if not is_worthwhile or self.keeps_rows or self._gone:
+            return False
+        try:
+            copied = first_load.copy_in_place(self.connection, stage, self.table, merging.staged)
+        except psycopg.errors.UniqueViolation:
+            self._refuse_duplicates(merging)
+            raise
+        if copied is None:
+            return False
+        self._refuse_lost_stage(copied, checkpoint.rows)
+        self._notice_exchange()
+        return True
+
+    def _notice_exchange(self) -> None:
         failpoints.hit("publish.applied")
         self._table = self._require_table()
-        self._written = SQL("true") if checkpoint.rows else None
-        return True
+        self._written = SQL("true")
 
     def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, gone: int) -> Counts:
         try:

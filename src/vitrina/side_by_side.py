@@ -1,4 +1,4 @@
-"""Run calls that wait for servers side by side, and leave none of them behind."""
+"""Run calls that wait for servers side by side, until all of them have ended."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait

@@ -97,7 +97,7 @@ def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows:
 def _both(
     source: ComparableSide, target: ComparableSide, ask: Callable[[ComparableSide], Answer]
 ) -> tuple[Answer, Answer]:
-    """Ask both sides, at the same time if they can be. What matters is the order in which their snapshots were taken."""
+    """Ask both sides, at the same time if they can be: only the order of their snapshots matters."""
     if not (isinstance(source, AskedBeside) and isinstance(target, AskedBeside)):
         there = ask(target)
         return ask(source), there

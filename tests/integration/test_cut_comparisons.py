@@ -214,6 +214,8 @@ def test_all_sessions_of_a_side_see_one_state(bench: Workbench, monkeypatch: pyt
 
     monkeypatch.setattr(CutSide, "_open", after_changes)
     monkeypatch.setattr(TableSide, "sums", slowly)
+    # Rows are listed by one session, which would find no difference between sums that differ.
+    monkeypatch.setattr(CutSide, "buckets", lambda self, mask: pytest.fail("the sums differ"))
     report = bench.reconcile("films")
     assert (report["equal"], report["looks"], sessions(report)) == (True, 1, (3, 3))
 

@@ -211,7 +211,8 @@ class OwnOptions(Strict):
         description=(
             "Number of processes that load ranges of the key in parallel in a full load: each reads, applies the"
             " steps and writes. If the load is not split (the plan says why): number of worker processes for its"
-            " Python steps, one batch each. `auto`: one per processor."
+            " Python steps, one batch each. `auto`: one per processor. Also the number of sessions in which `vitrina"
+            " reconcile` counts and hashes the rows of each side."
         ),
     )
     engine: str = Field(

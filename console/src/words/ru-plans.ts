@@ -51,9 +51,9 @@ const sentences: Record<string, string> = {
   "plan.ranges_costly": "все диапазоны вместе обошлись бы в {times} раз дороже одного чтения: нет индекса по ({columns}), или строки разбросаны по таблице",
   "plan.ranges_engine": "примерно {ranges} диапазонов ключа: их переносят исполнители {engine} в одном снимке; каждый учитывается отдельно",
   "plan.ranges_few": "примерно {rows} строк загрузятся быстро (запускать процессы стоит от {least} строк; options.checkpoint_rows снижает этот порог)",
-  "plan.ranges_first_pass": "в следующих проходах, в запрошенных отрезках и в `vitrina reconcile` читает и пишет один процесс",
+  "plan.ranges_first_pass": "в следующих проходах и в запрошенных отрезках читает и пишет один процесс",
   "plan.ranges_live": "режим live загружает одним потоком, от известного места журнала",
-  "plan.ranges_load_alone": "в `vitrina reconcile` читает и пишет один процесс",
+  "plan.ranges_load_alone": "`vitrina reconcile` открывает до {workers} сеансов на каждой стороне",
   "plan.ranges_no_key": "источник не отдаёт ни одного столбца ключа",
   "plan.ranges_no_room": "для `auto` есть один процессор, или VITRINA_CONN_<NAME>_MAX_CONNECTIONS не оставляет места двум процессам (`auto` там не посчитать)",
   "plan.ranges_passes": "проход или запрошенный отрезок вливается пачка за пачкой, одним процессом",
@@ -129,6 +129,10 @@ const sentences: Record<string, string> = {
   "check.warned": "проверка {check}: {found}",
   "check.ends_differ": "крайнее значение {column} ({word}): {source} в источнике, {mart} в витрине",
   "check.rows_extra": "строк в витрине {mart}, в источнике только {source}",
+  "check.cut_by_server": "сервер сам считает параллельно, рабочих процессов: {workers}",
+  "check.cut_few":
+    "строк около {rows}, они сравниваются быстро (несколько сеансов окупаются от {least} строк; options.checkpoint_rows это снижает)",
+  "check.cut_limited": "{variable} ограничивает там число сеансов, а сеансы сравнений не считаются",
   "check.rows_missing": "строк в витрине {mart}, а должно быть из источника {source}",
 };
 

@@ -8,10 +8,15 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from vitrina.ports.batch import Key
-from vitrina.ports.compare import ComparableSide, Difference, Extent, Kind, RowImage
+from vitrina.ports.compare import AskedBeside, ComparableSide, Difference, Extent, Kind, RowImage
 from vitrina.sentences import say
+from vitrina.side_by_side import side_by_side
+
+Answer = TypeVar("Answer")
 
 # The average number of rows in a bucket: few enough to list when one of them differs.
 BUCKET_ROWS = 256
@@ -74,13 +79,11 @@ def look_quickly(source: ComparableSide, target: ComparableSide) -> Comparison:
 
 def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows: int) -> Comparison:
     """Compare one sum of each side. If they differ, compare the buckets, and list and join those that differ."""
-    total = target.total()
-    wanted = source.total()
+    wanted, total = _both(source, target, lambda side: side.total())
     if total == wanted:
         return Comparison(rows=(wanted[0], total[0]))
     mask = _bucket_count(max(expected_rows, wanted[0], total[0])) - 1
-    there = target.buckets(mask)
-    here = source.buckets(mask)
+    here, there = _both(source, target, lambda side: side.buckets(mask))
     differing = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
     counted = sum(rows for rows, _ in here.values()), sum(rows for rows, _ in there.values())
     look = Comparison(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
@@ -89,6 +92,22 @@ def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows:
             look.add(difference)
     look.places = array("q", sorted(look.places))  # the groups are not in order
     return look
+
+
+def _both(
+    source: ComparableSide, target: ComparableSide, ask: Callable[[ComparableSide], Answer]
+) -> tuple[Answer, Answer]:
+    """Ask both sides, at the same time if they can be: only the order of their snapshots matters."""
+    if not (isinstance(source, AskedBeside) and isinstance(target, AskedBeside)):
+        there = ask(target)
+        return ask(source), there
+
+    def cancel() -> None:
+        source.cancel()
+        target.cancel()
+
+    here, there = side_by_side([partial(ask, source), partial(ask, target)], cancel)
+    return here, there
 
 
 def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int | None) -> list[Buckets]:

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from vitrina.errors import FatalError
-from vitrina.loads import inspection
+from vitrina.loads import inspection, plan, steps
 from vitrina.loads.job import Job, Opened
-from vitrina.ports.compare import Comparable, ComparableSide, ComparesKeys, Comparison, Rescans
+from vitrina.ports.compare import Comparable, ComparableSide, ComparesKeys, Comparison, Cuts, Rescans, SideCut
 from vitrina.ports.target import Scans
+from vitrina.sentences import say
+from vitrina.settings import DEFAULT_CONNECTION, limit_variable
 from vitrina.store import state
 
 
@@ -35,6 +37,37 @@ class Compared:
         own = self.comparison
         with own.key_sides(found) if isinstance(own, ComparesKeys) else own.sides(found) as sides:
             yield sides
+
+
+def cut(compared: Compared) -> tuple[SideCut, SideCut] | None:
+    """Let several sessions ask each side, if `options.parallel` requests it; None: it does not.
+
+    The reports say why not, or are filled in by the first look.
+    """
+    job = compared.job
+    definition = job.definition
+    sessions = steps.workers_of(definition)
+    if definition.options.parallel == 1:
+        return None
+    obstacle = _why_not_cut(compared, sessions)
+    if obstacle or not isinstance(compared.comparison, Cuts):
+        return SideCut(obstacle=obstacle), SideCut(obstacle=obstacle)
+    return compared.comparison.cut(sessions)
+
+
+def _why_not_cut(compared: Compared, sessions: int) -> str | None:
+    job = compared.job
+    definition, rows = job.definition, job.described.estimated_rows
+    if not isinstance(compared.comparison, Cuts):
+        return say("plan.ranges_target", target=definition.final_target)
+    places = (definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION)
+    limited = [name for name in places if name.lower() in job.settings.max_connections]
+    if limited:
+        return say("check.cut_limited", variable=limit_variable(limited[0], "max_connections"))
+    if sessions == 1:
+        return say("plan.ranges_no_room")
+    least = 2 * plan.range_rows(definition)
+    return say("check.cut_few", rows=rows, least=least) if rows < least else None
 
 
 def inspect(opened: Opened) -> Compared:

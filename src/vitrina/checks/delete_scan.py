@@ -73,6 +73,7 @@ def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_s
         found = opening.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"looking for rows that left the source of {row['name']}"):
             opened = comparison.inspect(found)
+            comparison.cut(opened)
             with opened.both_keys() as (source, target):
                 first = _extra(compare.look_fully(source, target, expected_rows=opened.job.described.estimated_rows))
             if not first.places:

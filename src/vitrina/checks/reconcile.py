@@ -99,9 +99,11 @@ def _compared(
         found = opening.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"comparing with {found.definition.final_target}"):
             opened = comparison.inspect(found)
+            cuts = comparison.cut(opened) if level == "full" else None
             with opened.both_sides() as (source, target):
                 first = _look(level, source, target, opened.job, asked)
             report = _report(opened, level, first)
+            report.cuts = cuts
             if level == "quick":
                 return _confirm_quickly(opened, report, first, wait_seconds)
             if first.places:

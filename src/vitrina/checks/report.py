@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitrina.checks.compare import Confirmation, Detail
-from vitrina.ports.compare import Extent, Kind
+from vitrina.ports.compare import Extent, Kind, SideCut
 
 # People read reports, so only the beginning of a long value is kept.
 MAX_VALUE_LENGTH = 1_000
@@ -30,6 +30,8 @@ class ReconcileReport:
     started_at: str = ""
     duration_seconds: float = 0.0
     repair: dict[str, Any] | None = None
+    # How many sessions were asked on each side, if `options.parallel` requests several.
+    cuts: tuple[SideCut, SideCut] | None = None
 
     @property
     def differences(self) -> int:
@@ -70,6 +72,8 @@ class ReconcileReport:
         side: dict[str, Any] = {"rows": self.rows[index] if self.rows else None}
         if self.extents:
             side |= {"least": self.extents[index].least, "greatest": self.extents[index].greatest}
+        if self.cuts:
+            side |= {"sessions": self.cuts[index].sessions, "not_cut_because": self.cuts[index].obstacle}
         return side
 
 

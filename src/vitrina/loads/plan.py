@@ -290,7 +290,7 @@ def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> 
     else:
         reasons.append(say("plan.ranges_engine", ranges=known.cut.ranges, engine=engine))
     follows = definition.mode == "incremental"
-    reasons.append(say("plan.ranges_first_pass") if follows else say("plan.ranges_load_alone"))
+    reasons.append(say("plan.ranges_first_pass") if follows else say("plan.ranges_load_alone", workers=known.workers))
     return True
 
 

@@ -185,6 +185,32 @@ class ComparesKeys(Protocol):
         ...
 
 
+@dataclass
+class SideCut:
+    """Report in how many sessions a side was asked, and why not in more."""
+
+    sessions: int = 1
+    obstacle: str | None = None
+
+
+@runtime_checkable
+class Cuts(Protocol):
+    """Define a comparison whose sides several sessions can be asked about at once."""
+
+    def cut(self, sessions: int) -> tuple[SideCut, SideCut]:
+        """Ask source and target in so many sessions each from now on. The reports are filled in by the first look."""
+        ...
+
+
+@runtime_checkable
+class AskedBeside(Protocol):
+    """Define a side that can be asked while the other side is asked, in a thread of its own."""
+
+    def cancel(self) -> None:
+        """End what is being asked, from another thread."""
+        ...
+
+
 @runtime_checkable
 class Correctable(Protocol):
     """Define a comparison whose differences can be corrected."""

@@ -102,9 +102,9 @@ SENTENCES = {
         "about {rows} rows load quickly (several processes pay off from {least} rows; options.checkpoint_rows lowers"
         " that)"
     ),
-    "plan.ranges_first_pass": "later incremental runs, backfills and `vitrina reconcile` use one process",
+    "plan.ranges_first_pass": "later incremental runs and backfills use one process",
     "plan.ranges_live": "mode live loads in one stream, from a known position in the log",
-    "plan.ranges_load_alone": "`vitrina reconcile` uses one process",
+    "plan.ranges_load_alone": "`vitrina reconcile` uses up to {workers} sessions on each side",
     "plan.ranges_no_key": "the source returns no column of the key",
     "plan.ranges_no_room": (
         "`auto` has one processor, or VITRINA_CONN_<NAME>_MAX_CONNECTIONS leaves no room for two processes (`auto` is"
@@ -226,6 +226,12 @@ SENTENCES = {
     "check.unique": "{values} value(s) of {columns} occur more than once",
     "check.warned": "check {check}: {found}",
     "check.ends_differ": "the {word} {column} is {source} in the source, {mart} in the mart",
+    "check.cut_by_server": "the server itself counts with {workers} parallel workers",
+    "check.cut_few": (
+        "about {rows} rows are compared quickly (several sessions pay off from {least} rows;"
+        " options.checkpoint_rows lowers that)"
+    ),
+    "check.cut_limited": "{variable} limits the sessions there, and those of comparisons are not counted",
     "check.rows_extra": "the mart has {mart} rows, but the source has only {source}",
     "check.rows_missing": "the mart has {mart} rows, but the source has {source} that must be in it",
 }

@@ -21,6 +21,9 @@ SESSION = {
 }
 _FETCH_ROWS = 5_000
 
+# A number of rows, the sum of their images, and the number of rows without a key.
+Sums = tuple[int, str, int]
+
 # Key types in which equal values have the same text. Other types are normalised or refused.
 _ONE_TEXT = (
     "smallint", "integer", "bigint", "uuid", "text", "character varying", "date", "timestamp", "time", "boolean",
@@ -113,23 +116,33 @@ class TableSide:
         )
 
     def total(self) -> tuple[int, str]:
-        """Return the number of rows and one sum over all of them.
+        return self.total_of([self.sums()])
 
-        Without groups, PostgreSQL can use parallel workers.
-        """
-        no_key = SQL(" OR ").join(SQL("{} IS NULL").format(field.expression) for field in self.key)
-        outputs = [
-            SQL("count({})").format(self._image()),
-            SQL("sum({})::text").format(self._image()),
-            SQL("count(*) FILTER (WHERE {})").format(no_key),
-        ]
-        rows, total, keyless = self._one(self._select(outputs))
+    def total_of(self, found: Sequence[Sums]) -> tuple[int, str]:
+        """Add up what the parts of this side returned; refuse rows without a key."""
+        keyless = sum(without for _, _, without in found)
         if keyless:
             raise BadKey(
                 f"{keyless} row(s) have no key ({', '.join(field.name for field in self.key)} is NULL): filter such"
                 " rows out in the query, or change target_key"
             )
-        return rows, total
+        return sum(rows for rows, _, _ in found), str(sum(int(total) for _, total, _ in found))
+
+    def sums(self) -> Sums:
+        """Return the number of rows, the sum of their images, and the number of rows without a key."""
+        rows, total, keyless = self._one(self.statement_of_sums())
+        return rows, total or "0", keyless
+
+    def statement_of_sums(self) -> Composed:
+        """Build the statement without groups, so that PostgreSQL can use parallel workers."""
+        no_key = SQL(" OR ").join(SQL("{} IS NULL").format(field.expression) for field in self.key)
+        return self._select(
+            [
+                SQL("count({})").format(self._image()),
+                SQL("sum({})::text").format(self._image()),
+                SQL("count(*) FILTER (WHERE {})").format(no_key),
+            ]
+        )
 
     def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
         """Group rows by a part of their key's hash; return the count and an order-independent sum of their images."""

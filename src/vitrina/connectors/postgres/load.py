@@ -171,7 +171,9 @@ class MartTarget(BaseTarget):
         return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
 
     def compare(self, looked: Looked) -> Comparison:
-        return MartComparison(self.writer, self.opening.url, looked)
+        opening = self.opening
+        name = opening.definition.options.target_connection
+        return MartComparison(self.writer, opening.url, looked, lambda: opening.lend(opening.url, name, {}))
 
     def profile(self) -> "TargetProfile | None":
         # Imported here: runs do not need it.

@@ -1,19 +1,21 @@
 """Compare a mart with its source: query both in SQL, in the types of the mart."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.connectors.postgres import mart_rows, rescan
 from vitrina.connectors.postgres.compare import Field, TableSide, refuse_other_encoding, refuse_strange_keys
+from vitrina.connectors.postgres.cut_sides import Cutting, cut_side, of_query
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.source import Bounds, translate_read
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import FatalError
 from vitrina.ports import types
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.compare import ComparableSide, Correction, Difference, Looked
+from vitrina.ports.compare import ComparableSide, Correction, Difference, Looked, SideCut
+from vitrina.store.database import Connection
 
 
 class MartComparison:
@@ -21,9 +23,19 @@ class MartComparison:
 
     full_guarantee = "every row by a 64-bit hash of its key and columns, taken inside each database"
 
-    def __init__(self, writer: PostgresWriter, url: str, looked: Looked) -> None:
+    def __init__(
+        self,
+        writer: PostgresWriter,
+        url: str,
+        looked: Looked,
+        lend: Callable[[], AbstractContextManager[Connection]],
+    ) -> None:
         self._writer = writer
         self._url = url
+        # Lends another session on the target.
+        self._lend = lend
+        # How source and target are asked by several sessions; None: by one.
+        self._cuttings: tuple[Cutting, Cutting] | None = None
         self._looked = looked
         self._found = looked.checkpoint
         self._cursor = looked.source.cursor if isinstance(looked.source, QuerySource) else None
@@ -54,6 +66,14 @@ class MartComparison:
     def not_compared(self) -> list[str]:
         return [name for name in self._other_columns if name in self._writer.not_compared]
 
+    def cut(self, sessions: int) -> tuple[SideCut, SideCut]:
+        target = Cutting(sessions, self._lend, table=self._writer.table.identifier)
+        source = self._queried
+        # Recomputed rows are beside the mart, in a table of each look.
+        own = of_query(source, self._looked.key, sessions) if source else Cutting(sessions, self._lend)
+        self._cuttings = own, target
+        return own.report, target.report
+
     @contextmanager
     def sides(self, found: Checkpoint) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         with self._both(found, self._compared_columns) as both:
@@ -67,7 +87,7 @@ class MartComparison:
     @contextmanager
     def _both(self, found: Checkpoint, names: Sequence[str]) -> Iterator[tuple[ComparableSide, ComparableSide]]:
         self._found = found
-        target = self._target_side(names)
+        target = self._maybe_cut(self._target_side(names), 1)
         with target.snapshot(), self._source_side(names) as source, source.snapshot():
             refuse_other_encoding(source, target)
             yield source, target
@@ -85,18 +105,18 @@ class MartComparison:
 
     @contextmanager
     def _source_side(self, names: Sequence[str]) -> Iterator[TableSide]:
-        source = self._looked.source
-        if isinstance(source, QuerySource) and not self._looked.has_steps:
-            yield self._asked(source, names)
+        source = self._queried
+        if source is not None:
+            yield self._maybe_cut(self._asked(source, names), 0)
             return
         # Imported here: it needs pyarrow, whose import takes half a second.
         from vitrina.connectors.postgres import mart_recomputed
 
-        with mart_recomputed.staged(self._writer, self._url, self._looked, self._found) as (connection, rows):
-            yield TableSide(
+        with mart_recomputed.staged(self._writer, self._url, self._looked, self._found) as (connection, stage):
+            side = TableSide(
                 connection=connection,
                 head=SQL(""),
-                source=rows,
+                source=stage.in_batches(),
                 key=self._fields(self._looked.key),
                 columns=self._fields(names),
                 translate=mart_rows.translate,
@@ -105,6 +125,20 @@ class MartComparison:
                 cursor=self._cursor_field,
                 gone=self._is_gone,
             )
+            yield self._maybe_cut(side, 0, stage.identifier)
+
+    @property
+    def _queried(self) -> QuerySource | None:
+        """Return the query if its rows are compared where they are, without steps."""
+        source = self._looked.source
+        return source if isinstance(source, QuerySource) and not self._looked.has_steps else None
+
+    def _maybe_cut(self, side: TableSide, place: int, table: Composable | None = None) -> TableSide:
+        if self._cuttings is None:
+            return side
+        cutting = self._cuttings[place]
+        cutting.table = table or cutting.table
+        return cut_side(side, cutting)
 
     def _asked(self, source: QuerySource, names: Sequence[str]) -> TableSide:
         head, rows = source.query.wrapped(Bounds())

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from uuid import UUID, uuid4
 
-from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import SQL, Identifier
 
-from vitrina.connectors.postgres.stage import BATCH, SCHEMA, Turns
+from vitrina.connectors.postgres.stage import BATCH, SCHEMA, Stage, Turns
 from vitrina.connectors.postgres.stream import Stager
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import Conflict
@@ -17,9 +17,7 @@ from vitrina.store.database import Connection
 
 
 @contextmanager
-def staged(
-    writer: PostgresWriter, url: str, looked: Looked, found: Checkpoint
-) -> Iterator[tuple[Connection, Composable]]:
+def staged(writer: PostgresWriter, url: str, looked: Looked, found: Checkpoint) -> Iterator[tuple[Connection, Stage]]:
     """Write the rows into a separate table, dropped with the block. `IS_IN_FLIGHT` refers to its rows."""
     name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
     stage = writer.stage(name, dict(looked.arrives_as or {}))
@@ -32,7 +30,7 @@ def staged(
                 for number, (table, in_flight) in enumerate(looked.rows(found, in_order=True), 1):
                     stager.stage(table, 2 * number + in_flight)
             stage.analyze(connection)
-            yield connection, stage.in_batches()
+            yield connection, stage
         finally:
             stage.drop(connection)
 

@@ -1,7 +1,7 @@
 """Represent a query as a source: describe it, check it, read it in windows, and query single rows."""
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from vitrina.ports.ranges import Cut, KeyRange
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
 from vitrina.store import database
+from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -271,15 +272,16 @@ class QuerySource(OpenedQuery):
 
     @contextmanager
     def share(self, window: Window) -> Iterator[SharedSnapshot]:
+        with self.lend_reader() as holder, sharing(holder, self.max_snapshot_seconds(window)) as shared:
+            shared.renew()
+            yield shared
+
+    def lend_reader(self) -> AbstractContextManager[Connection]:
+        """Lend another session of the reader's login, which may be idle in a transaction."""
         if self._lend is None:
             raise FatalError("a query that is only looked at shares no snapshot")
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
-        with (
-            self._lend(self.reader_url, self.definition.source_connection, patient) as holder,
-            sharing(holder, self.max_snapshot_seconds(window)) as shared,
-        ):
-            shared.renew()
-            yield shared
+        return self._lend(self.reader_url, self.definition.source_connection, patient)
 
     def handle(self, window: Window) -> QueryHandle:
         return QueryHandle(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # A server continues a query whose client has disconnected; it checks the connection at this interval.
-_LOOK_MILLISECONDS = "1000"
+LOOK_MILLISECONDS = "1000"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class QueryRanges(BaseSource):
 
 def looked_after(connection: database.Connection) -> Mapping[str, str]:
     """Make the server detect during a query that its client has disconnected; not every platform supports it."""
-    setting = {"client_connection_check_interval": _LOOK_MILLISECONDS}
+    setting = {"client_connection_check_interval": LOOK_MILLISECONDS}
     with suppress(psycopg.Error):
         for name, value in setting.items():
             connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", [name, value])

@@ -106,8 +106,8 @@ class Stage:
         return SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
 
     def in_batches(self) -> Composed:
-        """Build a FROM item with all rows, each with the number of its batch."""
-        return self._rows(SQL("{}").format(Literal(True)), Identifier(BATCH))
+        """Build a FROM item with all rows, each with the number of its batch and its place on disk."""
+        return self._rows(SQL("{}").format(Literal(True)), Identifier(BATCH), SQL("ctid"))
 
     def _rows(self, condition: Composed, *others: Composable) -> Composed:
         columns: list[Composable] = [

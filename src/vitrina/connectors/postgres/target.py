@@ -274,7 +274,9 @@ class PostgresWriter:
     def rows(self) -> Composable:
         """Return a FROM item with the rows that mirror the source: in a history, the current ones."""
         if self._soft:
-            return SQL("(SELECT * FROM {} AS k WHERE {} IS NULL)").format(self.loaded_rows, Identifier(self._soft))
+            return SQL("(SELECT k.*, k.ctid FROM {} AS k WHERE {} IS NULL)").format(
+                self.loaded_rows, Identifier(self._soft)
+            )
         return self.loaded_rows
 
     @property

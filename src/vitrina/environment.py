@@ -17,7 +17,8 @@ def read(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = DOTE
 
 def of_file(path: Path | None) -> dict[str, str]:
     """Read the variables of a `.env`. Return nothing where there is none."""
-    if path is None or not path.exists():
+    # Unlike `path.exists()`, this is no error in a directory that the user may not enter.
+    if path is None or not os.access(path, os.F_OK):
         return {}
     from dotenv import dotenv_values
 

@@ -87,6 +87,21 @@ def test_rows_that_a_trigger_adds_are_not_counted(bench: Workbench) -> None:
     assert bench.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 105 + 15}]
 
 
+@pytest.mark.parametrize("mode", ["incremental", "full"])
+def test_a_mart_may_have_children_with_rows_at_the_same_positions(bench: Workbench, mode: str) -> None:
+    bench.sql("CREATE TABLE analytics.more () INHERITS (analytics.films)")
+    bench.sql("INSERT INTO analytics.more VALUES (101, 'Old', now())")
+    if mode == "full":
+        bench.change("films", mode="full", incremental_key=None)
+    bench.sql(CHANGES)
+
+    run = bench.run("films")
+
+    assert (run["error_message"], run["rows_written"]) == (None, 15)
+    assert bench.differences(QUERY, "analytics.films", "id, title") == 0
+    assert bench.sql("SELECT title FROM ONLY analytics.more") == [{"title": "Film 101"}]
+
+
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [

@@ -281,6 +281,14 @@ def test_values_with_a_null_inside_are_compared_too(bench: Workbench) -> None:
     assert bench.run("films")["error_code"] == "check_failed"
 
 
+def test_a_query_sees_the_target_with_its_own_columns_alone(bench: Workbench) -> None:
+    columns = "title, kind, rating, genre_id, at"
+    query = f"SELECT * FROM target EXCEPT SELECT id, {columns}, NULL::timestamptz FROM content.films"
+    make(bench, {"kind": "select", "query": query}, options={"deletes": {"soft": "deleted_at"}})
+    runs = [bench.run("films")["error_message"] for _ in range(2)]
+    assert runs == [None, None]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"), [("id NOT IN (SELECT t.id FROM target AS t)", "target"), ("at > :since", ":since")]
 )

@@ -460,6 +460,16 @@ def test_checks_that_ask_for_the_target_are_judged_before_there_is_one(bench: Wo
     assert counted(plan) == (200, 0, 0)
 
 
+def test_checks_that_ask_for_the_target_see_its_new_columns(bench: Workbench) -> None:
+    checks = [{"kind": "select", "name": "none_lost", "query": "SELECT t.id FROM target t WHERE t.votes < 0"}]
+    options = {"deletes": {"soft": "deleted_at"}, "on_schema_change": "add_columns"}
+    make(bench, query="SELECT id FROM content.films", options=options)
+
+    plan = bench.plan("films", source_query="SELECT id, votes FROM content.films", checks=checks)
+
+    assert (plan["refusals"], [one["result"] for one in plan["checks"]]) == ([], ["passed"])
+
+
 # --- incremental ------------------------------------------------------------------------------------------------------
 
 VERSIONS = """

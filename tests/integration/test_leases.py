@@ -200,19 +200,22 @@ def test_epochs_grow_also_when_the_clock_does_not(bench: Workbench) -> None:
     assert bench.claim().epoch == first.epoch + 1
 
 
-def test_a_claim_discards_unfinished_loads_of_others_on_the_target(bench: Workbench) -> None:
-    stage_a_load_of_another(bench)
-    claim(bench)
-    assert bench.checkpoint("other") == Checkpoint()
-
-
-def test_a_run_discards_them_where_its_claim_does_not(bench: Workbench) -> None:
-    bench.change("films", options={"target_connection": "default", "shared_target": True})
+@pytest.mark.parametrize("options", [{}, {"target_connection": "default"}])
+def test_a_run_discards_unfinished_loads_of_others_on_the_target(bench: Workbench, options: dict[str, Any]) -> None:
+    """Its claim does not: many a claim ends before anything is written."""
+    bench.change("films", options=options | {"shared_target": True})
     stage_a_load_of_another(bench)
     taken = claim(bench)
     assert bench.checkpoint("other").stage == "p_x"
     Ledger(taken, bench.metastore).seize()
     assert bench.checkpoint("other") == Checkpoint()
+
+
+def test_a_run_whose_source_does_not_answer_leaves_loads_of_others_as_they_are(bench: Workbench) -> None:
+    bench.change("films", source_connection="nowhere", options={"shared_target": True})
+    stage_a_load_of_another(bench)
+    assert bench.run("films")["status"] == "FAILED"
+    assert bench.checkpoint("other").stage == "p_x"
 
 
 def stage_a_load_of_another(bench: Workbench) -> None:

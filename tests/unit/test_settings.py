@@ -1,5 +1,7 @@
 """Where settings come from."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,23 @@ def test_a_wrong_limit_is_named_and_not_repeated(limit: str, value: str) -> None
 def test_a_limit_of_no_connection_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"VITRINA_CONN_CRN_MAX_CONNECTIONS: .* set VITRINA_CONN_CRN$"):
         settings.load({"VITRINA_CONN_CRM": CRM, "VITRINA_CONN_CRN_MAX_CONNECTIONS": "4"}, dotenv=None)
+
+
+def test_a_directory_that_the_user_may_not_enter_has_no_dotenv(tmp_path: Path) -> None:
+    """For example the home of root, for a command that another login runs there."""
+    lines = [
+        "import os, sys",
+        "from vitrina import environment",
+        "os.chdir(sys.argv[1])",
+        "os.chmod('.', 0)",
+        "os.geteuid() or os.setuid(65534)",
+        "assert environment.of_file(environment.DOTENV) == {}",
+    ]
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    try:
+        command = [sys.executable, "-c", "\n".join(lines), str(closed)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    finally:
+        closed.chmod(0o700)
+    assert (done.returncode, done.stderr) == (0, "")

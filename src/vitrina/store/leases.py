@@ -28,7 +28,7 @@ from vitrina.store import (
 )
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
-from vitrina.store.seizing import HELD_TARGET, discarding, seizing
+from vitrina.store.seizing import HELD_TARGET, seizing
 
 MAX_ERROR_LENGTH = 4000
 
@@ -351,9 +351,6 @@ _CLAIM = Statement(
                             THEN nullif(c.requested_range, 'null') END
             ) AS b (backfill)
             RETURNING id AS run_id, traceparent
-        ), discarded AS (
-            {discard}
-            RETURNING 1
         ), seized AS (
             {seize}
         )
@@ -363,17 +360,10 @@ _CLAIM = Statement(
     .format(
         target=HELD_TARGET,
         columns=pipelines.WITH_PARTS,
-        discard=discarding(
-            sql.Placeholder("id"),
-            sql.SQL("(SELECT c.holds_target FROM claimed c WHERE {})").format(_SEIZED_AT_ONCE),
-        ),
         seize=seizing(
-            sql.SQL(
-                """
-                SELECT c.id, c.epoch, c.claim_id, b.run_id FROM claimed c CROSS JOIN begun b
-                WHERE {} AND (SELECT count(*) FROM discarded) >= 0
-                """
-            ).format(_SEIZED_AT_ONCE)
+            sql.SQL("SELECT c.id, c.epoch, c.claim_id, b.run_id FROM claimed c CROSS JOIN begun b WHERE {}").format(
+                _SEIZED_AT_ONCE
+            )
         ),
     )
     .as_bytes()

@@ -115,7 +115,7 @@ _SEIZE_HERE = Statement(
     )
     .format(
         claimed=leases.LOCK_CLAIMED,
-        discard=state.DISCARD_OTHERS,
+        discard=seizing.DISCARD_OTHERS,
         seize=seizing.seizing(sql.SQL("{} FROM claimed").format(seizing.OF_CLAIM)),
     )
     .as_bytes()

@@ -1,6 +1,7 @@
 """Build the statements by which a claim takes its checkpoint and discards what others left unfinished on its target.
 
-A claim executes them in its own statement if the metastore's database keeps the checkpoint; otherwise the run does.
+A claim takes the checkpoint in its own statement if the metastore's database keeps it; otherwise the run does. Only
+runs discard, because many claims end before anything is written, for example if a source does not answer.
 """
 
 from psycopg import sql
@@ -31,16 +32,14 @@ NO_LOAD = sql.SQL(
 ).format(sql.Literal(list(OF_THE_LOAD)))
 
 
-def discarding(pipeline: sql.Composable, target: sql.Composable) -> sql.Composed:
-    """Build the statement that discards unfinished loads on a target, except those of one pipeline and of claims."""
-    return sql.SQL(
-        """
-        UPDATE etl.etl_state s SET {no_load}
-        FROM etl.etl_pipelines p
-        WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> {pipeline} AND p.claim_id IS NULL
-          AND {held} = {target}
-        """
-    ).format(no_load=NO_LOAD, held=HELD_TARGET, pipeline=pipeline, target=target)
+# True for unfinished loads on a target, except those of one pipeline and of claims.
+OF_OTHERS = sql.SQL(
+    """
+    s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %(id)s AND p.claim_id IS NULL AND {} = %(target)s
+    """
+).format(HELD_TARGET)
+# Its parameters are the values of the claim, and the target that it holds.
+DISCARD_OTHERS = sql.SQL("UPDATE etl.etl_state s SET {} FROM etl.etl_pipelines p WHERE {}").format(NO_LOAD, OF_OTHERS)
 
 
 def seizing(claimed: sql.Composable, table: sql.Identifier = METASTORE_TABLE) -> sql.Composed:

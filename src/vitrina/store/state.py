@@ -31,9 +31,10 @@ def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTOR
 def find_seized(connection: Connection, claim: Claim) -> Checkpoint | None:
     """Read the checkpoint that the claim took, or an earlier attempt of its run. Return None if it is not the claim's.
 
-    It is not if another database keeps it, or if the claim is lost.
+    It is not if another database keeps it, or if the claim is lost. It has to be taken again, with the lock on the
+    pipeline's row, to discard loads of others.
     """
-    row = _FIND_SEIZED.fetch_one(connection, of_claim(claim))
+    row = _FIND_SEIZED.fetch_one(connection, of_claim(claim) | {"target": claim.row["holds_target"]})
     return read(row) if row else None
 
 
@@ -44,9 +45,10 @@ _FIND_SEIZED = Statement(
         FROM etl.etl_state s JOIN etl.etl_pipelines p ON p.id = s.pipeline_id
         WHERE s.pipeline_id = %(id)s AND s.epoch = %(epoch)s AND s.claim_id = %(claim)s
           AND p.epoch = %(epoch)s AND p.claim_id = %(claim)s
+          AND NOT EXISTS (SELECT FROM etl.etl_state s, etl.etl_pipelines p WHERE {of_others})
         """
     )
-    .format(columns=seizing.COLUMNS)
+    .format(columns=seizing.COLUMNS, of_others=seizing.OF_OTHERS)
     .as_bytes()
 )
 
@@ -163,9 +165,7 @@ def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     return _DISCARD_OTHERS.execute(connection, of_claim(claim) | {"target": claim.row["holds_target"]})
 
 
-# Its parameters are the values of the claim, and the target that it holds.
-DISCARD_OTHERS = seizing.discarding(sql.Placeholder("id"), sql.Placeholder("target"))
-_DISCARD_OTHERS = Statement(DISCARD_OTHERS.as_bytes())
+_DISCARD_OTHERS = Statement(seizing.DISCARD_OTHERS.as_bytes())
 
 
 def read(row: dict[str, Any]) -> Checkpoint:

@@ -52,6 +52,8 @@ class Table:
     cascading: tuple[str, ...]
     # The files that hold its rows, including those of partitions. They change when the table is truncated or rewritten.
     files: str = ""
+    # Whether other tables inherit from it, or have: then its rows include theirs.
+    has_children: bool = False
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -107,7 +109,8 @@ _NAMED = b"""
 # One statement reads everything: each additional one costs a run of few rows as much as its rows.
 _FIND_TABLE = Statement(
     b"""
-    SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
+    SELECT c.oid, c.relkind::text AS kind, c.relhassubclass AS has_children,
+           pg_catalog.row_security_active(c.oid) AS has_policies,
            pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
            c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS (
                SELECT FROM pg_catalog.pg_trigger t -- BEFORE ROW: it may leave a row out without a word

@@ -42,12 +42,13 @@ def upsert(connection: Connection, merging: Merge) -> Merged | None:
 
 
 def _counts_of_session(merging: Merge) -> Composed:
-    """Count what this session has written. Triggers may write to the target too, or count as such."""
+    """Count what this session has written. Triggers may write to the target too; rows of children count as theirs."""
     return SQL(
         """
         SELECT pg_catalog.pg_stat_get_xact_tuples_inserted(c.oid) AS inserted,
                pg_catalog.pg_stat_get_xact_tuples_updated(c.oid) AS updated,
-               current_setting('track_counts')::boolean AND NOT c.relhastriggers AS are_kept
+               current_setting('track_counts')::boolean AND NOT c.relhastriggers
+                   AND NOT c.relhassubclass AS are_kept
         FROM pg_catalog.pg_class AS c WHERE c.oid = {}
         """
     ).format(Literal(merging.target.oid))

@@ -96,7 +96,7 @@ class MartComparison:
         return TableSide(
             connection=self._writer.connection,
             head=SQL(""),
-            source=self._writer.rows,
+            source=self._writer.placed_rows,
             key=self._fields(self._looked.key),
             columns=self._fields(names),
             translate=mart_rows.translate,

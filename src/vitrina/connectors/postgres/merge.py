@@ -65,8 +65,8 @@ class Merge:
 
     @property
     def finds_by_position(self) -> bool:
-        """Return whether rows can be found again by position. Partitions each number their positions separately."""
-        return self.target.kind == "r"
+        """Return whether rows can be found again by position: partitions and children have positions of their own."""
+        return self.target.kind == "r" and not self.target.has_children
 
     @property
     def touched(self) -> tuple[str, ...]:

@@ -273,9 +273,17 @@ class PostgresWriter:
     @property
     def rows(self) -> Composable:
         """Return a FROM item with the rows that mirror the source: in a history, the current ones."""
+        return self._mirroring(SQL("*"))
+
+    @property
+    def placed_rows(self) -> Composable:
+        """Return the same of a table that exists, including their positions."""
+        return self._mirroring(SQL("*, ctid"))
+
+    def _mirroring(self, columns: SQL) -> Composable:
         if self._soft:
-            return SQL("(SELECT k.*, k.ctid FROM {} AS k WHERE {} IS NULL)").format(
-                self.loaded_rows, Identifier(self._soft)
+            return SQL("(SELECT {} FROM {} AS k WHERE {} IS NULL)").format(
+                columns, self.loaded_rows, Identifier(self._soft)
             )
         return self.loaded_rows
 

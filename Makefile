@@ -118,10 +118,11 @@ screenshots: setup ## Draw the console's pages again for the documentation (docs
 
 .PHONY: test-postgres
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
-	@# Left out: what is about another server, or about commands and processes whose SQL is the API's and the runner's.
+	@# Left out: what is about another server, about commands and processes whose SQL is the API's and the runner's,
+	@# and about the form of requests, the processes of steps and outside observers.
 	@./scripts/install-system-packages pgbouncer
 	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) tests/integration tests/contracts \
-		$(foreach name,embedded cli cli_dev cli_steps containers,--ignore tests/integration/test_$(name).py)
+		$(foreach name,embedded cli cli_dev cli_steps containers api_openapi api_limits step_workers traces lineage bench_cpu,--ignore tests/integration/test_$(name).py)
 
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck

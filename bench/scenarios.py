@@ -223,12 +223,17 @@ class Bench:
         *,
         before: Callable[[], object] = lambda: None,
     ) -> Line:
-        """Run both alternately, so that a change of the machine's speed affects both."""
+        """Run both alternately, so that a change of the machine's speed affects both.
+
+        The second of a pair pays for what the first has left to write, so they change places with each turn.
+        """
         line = Line(work, reference, self.cinema.rows, self.goals.get((work, reference), wanted))
+        sides = [(line.theirs, theirs), (line.ours, ours)]
         for _ in range(self.repeat):
             before()
-            line.theirs.append(timed(theirs))
-            line.ours.append(timed(ours))
+            for times, work_of_side in sides:
+                times.append(timed(work_of_side))
+            sides.reverse()
         self.times[work] = line.ours
         return line
 

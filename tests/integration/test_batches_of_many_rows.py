@@ -1,10 +1,13 @@
 """Batches of many rows are merged in one statement on every version of PostgreSQL, and counted exactly."""
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import counted_merge, target
 from vitrina.connectors.postgres.counted_merge import Merged
@@ -30,6 +33,10 @@ END $$;
 CREATE TRIGGER echo AFTER INSERT OR UPDATE ON analytics.films FOR EACH ROW EXECUTE FUNCTION analytics.echo();
 """
 
+WAITING = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%MERGE INTO%') AS waits
+"""
+
 
 @pytest.fixture
 def bench(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
@@ -52,13 +59,16 @@ def bench(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
 def merged(monkeypatch: pytest.MonkeyPatch) -> list[Merged | None]:
     """What merges of one statement have done; None for each that was left to a difference."""
     done: list[Merged | None] = []
-    upsert = counted_merge.upsert
 
-    def noting(*arguments: Any) -> Merged | None:
-        done.append(upsert(*arguments))
-        return done[-1]
+    def noting(upsert: Callable[..., Merged | None]) -> Callable[..., Merged | None]:
+        def note(*arguments: Any) -> Merged | None:
+            done.append(upsert(*arguments))
+            return done[-1]
 
-    monkeypatch.setattr(counted_merge, "upsert", noting)
+        return note
+
+    for name in ("upsert", "try_upsert"):
+        monkeypatch.setattr(counted_merge, name, noting(getattr(counted_merge, name)))
     return done
 
 
@@ -75,6 +85,51 @@ def test_a_batch_is_merged_in_one_statement(bench: Workbench, merged: list[Merge
     assert len(done.places) == counted_merge.SAMPLED
     found = bench.sql(f"SELECT id FROM analytics.films WHERE ctid = ANY(ARRAY{done.places}::tid[])")
     assert {row["id"] for row in found} <= {*range(50, 60), *range(101, 106)}
+
+
+@pytest.mark.parametrize("key", ["NOT DEFERRABLE", "DEFERRABLE", "DEFERRABLE INITIALLY DEFERRED"])
+@pytest.mark.parametrize(
+    ("versions", "written"),
+    [
+        pytest.param([(7, "a"), (7, "b")], 1, id="both would be written"),
+        pytest.param([(7, "a"), (7, "Film 7")], 0, id="the latest is in the mart already"),
+        pytest.param([(7, "Film 7"), (7, "a")], 1, id="the first is in the mart already"),
+        pytest.param([(7, "Film 7"), (7, "Film 7")], 0, id="both are in the mart already"),
+        pytest.param([(101, "a"), (101, "b")], 1, id="both are new"),
+        pytest.param([(101, "a"), (101, "b"), (102, "c")], 2, id="one of three is new and alone"),
+    ],
+)
+def test_the_latest_version_wins_wherever_the_others_are(
+    bench: Workbench, key: str, versions: list[tuple[int, str]], written: int
+) -> None:
+    bench.sql(f"ALTER TABLE analytics.films DROP CONSTRAINT films_pkey, ADD PRIMARY KEY (id) {key}")
+    bench.sql("UPDATE content.films SET at = at - interval '1 hour'")  # none is read again as it is
+    bench.sql(f"DELETE FROM content.films WHERE id = {versions[0][0]}")
+    for number, title in versions:
+        bench.sql(f"INSERT INTO content.films VALUES ({number}, '{title}', clock_timestamp())")
+
+    run = bench.run("films")
+
+    assert (run["error_message"], run["attempts"], run["rows_written"]) == (None, 1, written)
+    for number, title in dict(versions).items():
+        assert bench.sql(f"SELECT title FROM analytics.films WHERE id = {number}") == [{"title": title}]
+
+
+def test_a_row_that_another_session_inserts_meanwhile_is_merged(bench: Workbench) -> None:
+    """The other session commits while the merge waits for its key."""
+    bench.sql(CHANGES)
+    assert bench.settings.admin_url
+    with psycopg.connect(bench.settings.admin_url.get_secret_value()) as other:
+        other.execute("INSERT INTO analytics.films VALUES (103, 'By hand', now())")
+        running = threading.Thread(target=bench.run, args=("films",))
+        running.start()
+        until(lambda: bench.sql(WAITING) == [{"waits": True}])
+        other.commit()
+        running.join(60)
+
+    run = bench.last_run("films")
+    assert (run["error_message"], run["rows_written"]) == (None, 15)
+    assert bench.differences(QUERY, "analytics.films", "id, title") == 0
 
 
 def test_rows_that_a_trigger_adds_are_not_counted(bench: Workbench) -> None:

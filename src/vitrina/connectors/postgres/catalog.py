@@ -54,6 +54,8 @@ class Table:
     files: str = ""
     # Whether other tables inherit from it, or have: then its rows include theirs.
     has_children: bool = False
+    # Whether a unique key may be checked at the end of a transaction instead of at each row.
+    checks_keys_late: bool = False
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -118,6 +120,8 @@ _FIND_TABLE = Statement(
            ) AS takes_every_row,
            (SELECT count(*) FROM pg_catalog.pg_index i
             WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ,
+           EXISTS (SELECT FROM pg_catalog.pg_index i
+                   WHERE i.indrelid = c.oid AND i.indisunique AND NOT i.indimmediate) AS checks_keys_late,
            -- Unique keys on plain columns, without a predicate; a row can be found by each of them.
            (SELECT coalesce(json_agg(json_build_object('primary', i.indisprimary, 'columns', (
                        SELECT json_agg(a.attname ORDER BY k.position)

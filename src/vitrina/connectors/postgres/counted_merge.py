@@ -4,11 +4,13 @@ From PostgreSQL 17 on, MERGE returns what it did with each row. Before, the sess
 every row that a statement writes, at once and exactly.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from psycopg.sql import SQL, Composed, Literal
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import merge
+from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.errors import TransientError
 from vitrina.ports.batch import Counts
@@ -28,8 +30,7 @@ class Merged(NamedTuple):
 def upsert(connection: Connection, merging: Merge) -> Merged | None:
     """Merge into a target without other keys. Return None if this server cannot count what a MERGE does there."""
     if connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
-        row = database.one(connection.execute(merge.counted_upsert(merging)))
-        return Merged(Counts(inserted=row["inserted"], updated=row["updated"]), [at for at in row["places"] if at])
+        return _merged(database.one(connection.execute(merge.counted_upsert(merging))))
     before = database.one(connection.execute(_counts_of_session(merging)))
     if not before["are_kept"]:
         return None
@@ -39,6 +40,33 @@ def upsert(connection: Connection, merging: Merge) -> Merged | None:
     if done.inserted + done.updated != rows:
         raise TransientError(f"{rows} rows were merged, and the session's statistics count {done}")
     return Merged(done, _written(connection, merging) if rows else [])
+
+
+def notices_repeats(connection: Connection, target: Table) -> bool:
+    """Return whether a merge that writes a row twice fails at once, on a server that counts what it merged."""
+    counts = connection.info.server_version >= merge.COUNTS_MERGED_ROWS
+    return counts and target.has_one_key and not target.checks_keys_late
+
+
+def try_upsert(connection: Connection, merging: Merge) -> Merged:
+    """Merge after a savepoint, for a target that notices repeats. The caller keeps the rows or takes them back."""
+    statement = SQL("SAVEPOINT {}; {}").format(_TRIAL, merge.counted_upsert(merging))
+    return _merged(database.last_row(connection.execute(statement)))
+
+
+def keep(connection: Connection) -> None:
+    connection.execute(SQL("RELEASE SAVEPOINT {}").format(_TRIAL))
+
+
+def take_back(connection: Connection) -> None:
+    connection.execute(SQL("ROLLBACK TO SAVEPOINT {0}; RELEASE SAVEPOINT {0}").format(_TRIAL))
+
+
+_TRIAL = Identifier("vitrina_upsert")
+
+
+def _merged(row: Mapping[str, Any]) -> Merged:
+    return Merged(Counts(inserted=row["inserted"], updated=row["updated"]), [at for at in row["places"] if at])
 
 
 def _counts_of_session(merging: Merge) -> Composed:

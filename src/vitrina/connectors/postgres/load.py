@@ -456,7 +456,7 @@ class StageLoad(BaseLoad):
 
 
 # This many merged rows may stay in a stage: skipping them is faster than truncating the stage.
-MAX_LEFT_ROWS = 2_000
+MAX_LEFT_ROWS = 25_000
 
 
 class MergeLoad(BaseLoad):

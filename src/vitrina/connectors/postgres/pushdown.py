@@ -157,16 +157,17 @@ class PushdownSource:
         names = [Identifier(name) for name in self._paging.staged_as]
         known = self._paging.order.collations or (None,) * len(names)
         collations = [SQL(f" COLLATE {name}" if name else "") for name in known]
-        last = SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
+        # Written as text after the sort: before it, every row of the batch would be.
+        last = SQL("SELECT {} FROM (SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1) AS last").format(
             SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),
+            SQL(", ").join(names),
             stage.identifier,
             Identifier(EPOCH),
             Literal(self._epoch),
             Identifier(BATCH),
             Literal(number),
             SQL(", ").join(
-                SQL("{}.{}{} DESC").format(stage.identifier, name, collation)
-                for name, collation in zip(names, collations, strict=True)
+                SQL("{}{} DESC").format(name, collation) for name, collation in zip(names, collations, strict=True)
             ),
         )
 

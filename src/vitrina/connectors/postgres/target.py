@@ -405,6 +405,9 @@ class PostgresWriter:
         self._make_partitions(batch)
         if self._history and self._gone is None and history.may_renew(self.connection, self.table, self._history):
             return self._renew(batch, rows)
+        if counts := self._upsert_unread(batch, rows):
+            failpoints.hit("merge.applied")
+            return counts
         # Without statistics the planner looks up each row by its key; those of the key would not change that.
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
@@ -432,6 +435,34 @@ class PostgresWriter:
         failpoints.hit("merge.applied")
         return replace(counts, unchanged=unchanged)
 
+    def _upsert_unread(self, batch: Merge, rows: int) -> Counts | None:
+        """Merge without looking for repeated keys first: the server refuses to write a row twice.
+
+        Only rows that were not written may still repeat a key, and such a batch is counted afterwards.
+        Return None, with nothing written, if a key is repeated or the server would not notice it.
+        """
+        if self._gone or not counted_merge.notices_repeats(self.connection, self.table):
+            return None
+        try:
+            merged = counted_merge.try_upsert(self.connection, batch)
+        except (psycopg.errors.CardinalityViolation, psycopg.errors.UniqueViolation):
+            counted_merge.take_back(self.connection)
+            return None
+        unchanged = rows - merged.counts.inserted - merged.counts.updated
+        if unchanged:
+            staged = database.one(self.connection.execute(merge.count_staged(batch)))
+            if staged["keys"] < staged["rows"]:
+                counted_merge.take_back(self.connection)
+                return None
+            unchanged = staged["keys"] - merged.counts.inserted - merged.counts.updated
+        counted_merge.keep(self.connection)
+        self._know_places(merged.places)
+        return replace(merged.counts, unchanged=unchanged)
+
+    def _know_places(self, places: Sequence[str]) -> None:
+        """Remember where some of the rows are that a merge has written."""
+        self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(list(places))) if places else None
+
     def _remove_gone(self, batch: Merge) -> tuple[Merge, int, int]:
         """Remove rows that the source marks as deleted; return the rest, and how many were staged and removed."""
         if self._gone is None:
@@ -445,7 +476,7 @@ class PostgresWriter:
         """Merge in one statement if the server can count what it did and the target has only one key."""
         merged = counted_merge.upsert(self.connection, batch) if self.table.has_one_key else None
         if merged:
-            self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(merged.places)) if merged.places else None
+            self._know_places(merged.places)
             return merged.counts
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch, self._planned())
@@ -459,7 +490,7 @@ class PostgresWriter:
             done = history.write(self.connection, merging, kept, at)
         if done.ahead:
             raise self._not_later(merging, kept, at)
-        self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(list(done.places))) if done.places else None
+        self._know_places(done.places)
         if done.counts != done.planned:
             self._refuse_partial(done.planned, done.counts)
         return done.counts
@@ -758,8 +789,7 @@ class PostgresWriter:
         )
         if done != planned:
             self._refuse_partial(planned, done)
-        places = [place for place in found["places"] if place]
-        self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
+        self._know_places([place for place in found["places"] if place])
         return replace(done, unchanged=rows - done.inserted - done.updated)
 
     def _apply(self, merging: Merge, planned: Counts) -> Counts:

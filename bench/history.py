@@ -1,5 +1,8 @@
 """Measure what a history costs compared with a plain merge: `python -m bench.history` (`--rows 200000`, `--turns 5`).
 
+`--setting hard` uses the server and the rows of the harder setting of `bench.postgres`: durable commits, a log that
+replicas can read, rows of 300 bytes, and a random uuid as the key.
+
 Two marts of one source alternate. Before each turn a tenth of the rows changes and a hundredth is new; each pipeline
 then loads that into its mart. The CPU of the run and of the server with all its processes is counted, as the scheduler
 counts it: a run takes a third of a second, for which the hundredths of /proc/PID/stat are too coarse. The second of a
@@ -18,6 +21,7 @@ from uuid import uuid4
 
 import structlog
 
+from bench.postgres import SETTINGS
 from bench.report import write_figures
 from bench.servers import prepared
 from vitrina.definition import Definition
@@ -32,19 +36,21 @@ from vitrina.store.session_pool import SessionPool
 WANTED = 1.6
 SOURCE = """
     CREATE SCHEMA content; GRANT USAGE ON SCHEMA content TO vitrina_reader;
-    CREATE TABLE content.item (id bigint PRIMARY KEY, name text NOT NULL, price numeric NOT NULL, note text,
-        updated_at timestamptz NOT NULL DEFAULT now());
+    CREATE TABLE content.item (n bigint UNIQUE, id {key} PRIMARY KEY, name text NOT NULL, price numeric NOT NULL,
+        note text, updated_at timestamptz NOT NULL DEFAULT now());
     INSERT INTO content.item
-    SELECT n, 'item ' || n, n / 7.0, repeat('x', n::int % 80) FROM generate_series(1, {rows}) n;
+    SELECT n, {id}, 'item ' || n, n / 7.0, repeat('x', n::int % 80 + {padding}) FROM generate_series(1, {rows}) n;
     CREATE INDEX ON content.item (updated_at, id);
     GRANT SELECT ON content.item TO vitrina_reader;
 """
 QUERY = "SELECT id, name, price, note, updated_at FROM content.item"
 CHANGE = """
-    UPDATE content.item SET price = price + 1, updated_at = clock_timestamp() WHERE id % 10 = {turn} % 10;
-    INSERT INTO content.item SELECT n, 'item ' || n, n / 7.0, 'new', clock_timestamp()
-    FROM generate_series((SELECT max(id) FROM content.item) + 1, (SELECT max(id) FROM content.item) + {new}) n
+    UPDATE content.item SET price = price + 1, updated_at = clock_timestamp() WHERE n % 10 = {turn} % 10;
+    INSERT INTO content.item SELECT n, {id}, 'item ' || n, n / 7.0, repeat('y', {padding}), clock_timestamp()
+    FROM generate_series((SELECT max(n) FROM content.item) + 1, (SELECT max(n) FROM content.item) + {new}) n
 """
+# The type of the key, and how it is made of the row's number.
+KEYS = {"friendly": ("bigint", "n"), "hard": ("uuid", "md5(n::text)::uuid")}
 MODES: dict[str, dict[str, Any]] = {
     "full": {"mode": "full"},
     "incremental": {"mode": "incremental", "incremental_key": "updated_at", "incremental_id_key": "id"},
@@ -55,25 +61,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--setting", choices=SETTINGS, default="friendly", help="of the server and the data")
     wish = parser.parse_args()
+    setting, (key, made_of) = SETTINGS[wish.setting], KEYS[wish.setting]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with prepared({"shared_buffers": "512MB", "autovacuum": "off"}) as (settings, _):
+    with prepared({"shared_buffers": "512MB", **setting.server}) as (settings, _):
         assert settings.admin_url
         with (
             database.connect(settings.require_database_url(), "bench") as metastore,
             database.connect(settings.admin_url.get_secret_value(), "bench") as admin,
         ):
-            admin.execute(SOURCE.format(rows=wish.rows))
-            bench = Bench(settings, metastore, admin)
+            change = CHANGE.format(turn="{turn}", new=wish.rows // 100, id=made_of, padding=setting.padding)
+            admin.execute(SOURCE.format(rows=wish.rows, key=key, id=made_of, padding=setting.padding))
+            bench = Bench(settings, metastore, admin, change)
             bench.define()
-            write(bench.measure(wish.rows, wish.turns), wish.rows)
+            write(bench.measure(wish.turns), wish)
 
 
 class Bench:
     """Run one server, with two pipelines for each mode: one keeps a history, the other does not."""
 
-    def __init__(self, settings: Settings, metastore: Connection, admin: Connection) -> None:
+    def __init__(self, settings: Settings, metastore: Connection, admin: Connection, change: str) -> None:
         self._settings = settings
+        self._change = change
         self._metastore = metastore
         self._admin = admin
         self._pool = SessionPool(most=20, idle_seconds=600.0)
@@ -90,11 +100,11 @@ class Bench:
                 made |= {"target_table": f"analytics.{mode}_{kind}", **fields}
                 pipelines.insert(self._metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
 
-    def measure(self, rows: int, turns: int) -> dict[str, float]:
+    def measure(self, turns: int) -> dict[str, float]:
         """Return the ratio of each mode. The first turn fills the marts, and is not counted."""
         sums = {mode: {"plain": 0.0, "history": 0.0} for mode in MODES}
         for turn in range(turns + 1):
-            self._admin.execute(CHANGE.format(turn=turn, new=rows // 100))
+            self._admin.execute(self._change.format(turn=turn))
             for mode in MODES:
                 kinds = ("plain", "history") if turn % 2 else ("history", "plain")
                 spent = {kind: self._spent(f"{mode}_{kind}") for kind in kinds}
@@ -134,10 +144,11 @@ def _scheduled(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def write(ratios: dict[str, float], rows: int) -> None:
+def write(ratios: dict[str, float], wish: argparse.Namespace) -> None:
     found = {mode: round(ratio, 2) for mode, ratio in ratios.items()}
     intro = f"CPU of a run that keeps a history, in units of one that does not; {WANTED} at most are wanted."
-    write_figures("history", "What a history costs", intro, {"rows": rows, **found})
+    name = "history" if wish.setting == "friendly" else f"history_{wish.setting}"
+    write_figures(name, "What a history costs", intro, {"rows": wish.rows, "turns": wish.turns, **found})
 
 
 if __name__ == "__main__":

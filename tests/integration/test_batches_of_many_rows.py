@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.support import extension_types
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import counted_merge, target
@@ -113,6 +114,56 @@ def test_the_latest_version_wins_wherever_the_others_are(
     assert (run["error_message"], run["attempts"], run["rows_written"]) == (None, 1, written)
     for number, title in dict(versions).items():
         assert bench.sql(f"SELECT title FROM analytics.films WHERE id = {number}") == [{"title": title}]
+
+
+def test_a_key_of_a_parent_and_its_child_hides_no_repeated_key(bench: Workbench) -> None:
+    """One staged row updates two, which would make up for a version that is not written."""
+    bench.sql("CREATE TABLE analytics.more () INHERITS (analytics.films); INSERT INTO analytics.more VALUES (5, 'Old')")
+    bench.sql("UPDATE content.films SET at = at - interval '1 hour'; DELETE FROM content.films WHERE id = 9")
+    bench.sql("UPDATE content.films SET title = 'New', at = clock_timestamp() WHERE id = 5")
+    for title in ("older", "Film 9"):
+        bench.sql(f"INSERT INTO content.films VALUES (9, '{title}', clock_timestamp())")
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert bench.sql("SELECT title FROM analytics.films WHERE id = 9") == [{"title": "Film 9"}]
+
+
+@pytest.mark.parametrize(
+    ("key", "made_of", "index"),
+    [
+        pytest.param("public.citext", "'Xx'", "CREATE UNIQUE INDEX ON analytics.films (id text_ops)", id="citext"),
+        pytest.param(
+            "int4range", "'[5,6)'", "ALTER TABLE analytics.films ADD PRIMARY KEY (id, v WITHOUT OVERLAPS)", id="times"
+        ),
+    ],
+)
+def test_the_latest_version_wins_whatever_the_index_calls_equal(
+    bench: Workbench, key: str, made_of: str, index: str
+) -> None:
+    if "OVERLAPS" in index and bench.metastore.info.server_version < 18_00_00:
+        pytest.skip("temporal keys need PostgreSQL 18")
+    extension_types.create(bench, "citext")
+    shape = f"(id {key} NOT NULL, v daterange NOT NULL DEFAULT 'empty', title text, at timestamptz)"
+    bench.sql(f"DROP TABLE analytics.films; CREATE TABLE analytics.films {shape}; {index}")
+    bench.sql("GRANT ALL ON analytics.films TO PUBLIC")
+    bench.sql(f"DROP TABLE content.films; CREATE TABLE content.films {shape}")
+    bench.sql("GRANT SELECT ON content.films TO vitrina_reader")
+    keys = ["id", "v"] if "OVERLAPS" in index else ["id"]
+    query = "SELECT id, v, title, at FROM content.films"
+    more = {"mode": "incremental", "incremental_key": "at", "options": {"stamps": ["at"]}}
+    bench.pipeline("odd", query, target_table="analytics.films", target_key=keys, **more)
+    days = "daterange '[2020-01-01,2021-01-01)'"
+    other = "'a'" if key == "public.citext" else "'[1,2)'"
+    bench.sql(f"INSERT INTO content.films VALUES ({other}, {days}, 'first', '2020-01-01')")
+    assert bench.run("odd")["error_message"] is None
+    bench.sql("UPDATE content.films SET title = 'changed', at = '2020-01-02'")
+    for title, written in (("old", made_of), ("new", made_of.swapcase())):
+        bench.sql(f"INSERT INTO content.films VALUES ({written}, {days}, '{title}', now())")
+
+    assert bench.run("odd")["error_message"] is None
+
+    assert bench.sql("SELECT title FROM analytics.films ORDER BY title") == [{"title": "changed"}, {"title": "new"}]
 
 
 def test_a_row_that_another_session_inserts_meanwhile_is_merged(bench: Workbench) -> None:

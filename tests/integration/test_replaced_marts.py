@@ -133,6 +133,52 @@ def test_a_mart_that_was_only_rewritten_keeps_its_checkpoint(bench: Workbench, c
     assert "started_over" not in run(bench)["metrics"]
 
 
+# The types are created for the test. Of each: the key's type, its value for row i, and what happens to it.
+CHANGED_KEYS = {
+    "int to text": ("int", "i", "ALTER TABLE {} ALTER id TYPE text USING id::text"),
+    "text to int": ("text", "i::text", "ALTER TABLE {} ALTER id TYPE int USING id::int"),
+    "uuid to text": ("uuid", "md5(i::text)::uuid", "ALTER TABLE {} ALTER id TYPE text USING id::text"),
+    "a type renamed": ("content.size", "('s' || i)::content.size", "ALTER TYPE content.size RENAME TO width"),
+    "a type moved": ("content.size", "('s' || i)::content.size", "ALTER TYPE content.size SET SCHEMA public"),
+    "labels renamed": ("content.size", "('s' || i)::content.size", "{labels}"),
+    "a domain narrowed": (
+        "content.small",
+        "i::content.small",
+        "DELETE FROM {} WHERE id > 2; ALTER DOMAIN content.small ADD CHECK (VALUE < 3)",
+    ),
+}
+LABELS = "; ".join(f"ALTER TYPE content.size RENAME VALUE 's{i}' TO 'S{i}'" for i in range(1, 10))
+
+
+@pytest.mark.parametrize("rewrite", ["VACUUM FULL analytics.items", ""], ids=["rewritten", "as it was"])
+@pytest.mark.parametrize("kind", CHANGED_KEYS)
+def test_a_mart_whose_key_has_changed_is_loaded_all_the_same(bench: Workbench, kind: str, rewrite: str) -> None:
+    of_type, value, change = CHANGED_KEYS[kind]
+    labels = ", ".join(f"'s{i}'" for i in range(1, 10))
+    bench.sql(f"CREATE TYPE content.size AS ENUM ({labels}); CREATE DOMAIN content.small AS int")
+    bench.sql("GRANT USAGE ON SCHEMA content TO vitrina_app")
+    bench.source(
+        f"CREATE TABLE content.items (id {of_type}, title text, at timestamptz);"
+        f"INSERT INTO content.items SELECT {value}, 'Item', now() - interval '1 hour' FROM generate_series(1, 9) AS i"
+    )
+    query = "SELECT id, title, at FROM content.items"
+    bench.pipeline("items", query, mode="incremental", incremental_key="at", target_key=["id"])
+    run(bench, "items")
+
+    tables = ("content.items", "analytics.items") if "{}" in change else ("",)
+    for table in tables:
+        for statement in change.format(table, labels=LABELS).split("; "):
+            if table != "content.items" or "DOMAIN" not in statement:
+                bench.sql(statement)
+    if rewrite:
+        bench.sql(rewrite)
+    bench.sql("UPDATE content.items SET title = 'New', at = clock_timestamp()")
+
+    run(bench, "items")
+
+    assert bench.differences(query, "analytics.items") == 0
+
+
 def test_a_mart_replaced_between_two_batches_is_filled_again(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row by hand, and it is not empty: nobody would notice once the next batch is merged."""
     bench.pipeline("films", QUERY, **INCREMENTAL)

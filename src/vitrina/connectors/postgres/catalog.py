@@ -54,8 +54,8 @@ class Table:
     files: str = ""
     # Whether other tables inherit from it, or have: then its rows include theirs.
     has_children: bool = False
-    # Whether a unique key may be checked at the end of a transaction instead of at each row.
-    checks_keys_late: bool = False
+    # Whether its unique indexes refuse a repeated key at once, and by the equality of the columns.
+    refuses_repeats: bool = True
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -120,8 +120,19 @@ _FIND_TABLE = Statement(
            ) AS takes_every_row,
            (SELECT count(*) FROM pg_catalog.pg_index i
             WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ,
-           EXISTS (SELECT FROM pg_catalog.pg_index i
-                   WHERE i.indrelid = c.oid AND i.indisunique AND NOT i.indimmediate) AS checks_keys_late,
+           NOT EXISTS (
+               SELECT FROM pg_catalog.pg_index i
+               CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+                   AS k(attnum, opclass, ordered_by)
+               JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+               JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+               JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
+               JOIN pg_catalog.pg_type p ON p.oid = o.opcintype
+               WHERE i.indrelid = c.oid AND i.indisunique
+                 AND (NOT i.indimmediate OR k.ordered_by <> a.attcollation
+                      -- An index of citext may tell texts apart that the type holds for equal.
+                      OR p.typtype <> 'p' AND p.oid <> t.oid AND t.typtype <> 'd'
+                         AND t.typnamespace <> 'pg_catalog'::pg_catalog.regnamespace)) AS refuses_repeats,
            -- Unique keys on plain columns, without a predicate; a row can be found by each of them.
            (SELECT coalesce(json_agg(json_build_object('primary', i.indisprimary, 'columns', (
                        SELECT json_agg(a.attname ORDER BY k.position)

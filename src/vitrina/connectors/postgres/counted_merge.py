@@ -7,6 +7,7 @@ every row that a statement writes, at once and exactly.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import merge
@@ -18,6 +19,12 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 
 SAMPLED = 2
+# What the server says to a repeated key: two updates of a row, or two new rows; the last is that of temporal keys.
+REPEATED = (
+    psycopg.errors.CardinalityViolation,
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.ExclusionViolation,
+)
 
 
 class Merged(NamedTuple):
@@ -45,7 +52,8 @@ def upsert(connection: Connection, merging: Merge) -> Merged | None:
 def notices_repeats(connection: Connection, target: Table) -> bool:
     """Return whether a merge that writes a row twice fails at once, on a server that counts what it merged."""
     counts = connection.info.server_version >= merge.COUNTS_MERGED_ROWS
-    return counts and target.has_one_key and not target.checks_keys_late
+    # A key may be in a table and in its child: one staged row then updates two.
+    return counts and target.has_one_key and target.refuses_repeats and not target.has_children
 
 
 def try_upsert(connection: Connection, merging: Merge) -> Merged:

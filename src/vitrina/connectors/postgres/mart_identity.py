@@ -4,10 +4,12 @@ TRUNCATE and recreating the table change the oid or the file. A file also change
 CLUSTER, pg_repack, ALTER TABLE). In that case the rows decide: an older copy lacks the rows that were written last.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import psycopg
+from psycopg.rows import DictRow
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import catalog
@@ -65,10 +67,7 @@ def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any
         return _has_one(connection, target, known)
     if files.partition(",")[0] != known["files"].partition(",")[0]:
         return False
-    try:
-        row = connection.execute(_count_known(connection, target, known)).fetchone()
-    except psycopg.errors.UndefinedColumn:
-        return False
+    row = _ask(connection, known, lambda is_row: _count_known(target, known, is_row))
     return row is not None and row["rows"] >= known["rows"] and row["witnesses"] == len(known["witnesses"])
 
 
@@ -86,46 +85,68 @@ def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, An
     """
     if not shows_rows(known):
         return True  # there is nothing to look for
-    own = catalog.equalities(connection, known["key_types"])
-    found = [_has_key(known, values, own) for _, _, *more in known["witnesses"] for values in more]
-    try:
-        row = connection.execute(
-            # Not EXISTS: if a key may have many rows, the planner would scan the table, expecting to find one soon.
-            SQL("SELECT count(*) > 0 AS found FROM {} AS t WHERE {}").format(
-                Identifier(target.schema, target.table), SQL(" OR ").join(found)
-            )
-        ).fetchone()
-    except psycopg.errors.UndefinedColumn:
-        return False
+    row = _ask(connection, known, lambda is_row: _count_one(target, known, is_row))
     return row is not None and row["found"]
 
 
-def _count_known(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> Composed:
-    """Count rows and witnesses in one read of the table, which happens once for each change of its file.
+# Builds the condition that a row of the table is a remembered one.
+IsRow = Callable[[Sequence[Any]], Composed]
 
-    Compare keys by their type first: writing the key of each row as text costs five times as much.
+
+def _ask(connection: Connection, known: dict[str, Any], query: Callable[[IsRow], Composed]) -> DictRow | None:
+    """Look for remembered rows by the types of their keys. Return None if the table lacks a column.
+
+    Since they were remembered, a column may have received another type, a type another name or labels, or a domain a
+    condition that a key violates. The keys are then compared as text, for which every row is written as text.
     """
     own = catalog.equalities(connection, known.get("key_types", ()))
-    found = []
-    for key, digest, *more in known["witnesses"]:
-        is_it = SQL("{} = {}").format(_as_text(known["key"]), Literal(key))
-        for values in more:
-            if None not in values:
-                is_it = SQL("{} AND {}").format(_has_key(known, values, own), is_it)
-        same = SQL("{} = {}").format(_digest(known["columns"]), Literal(digest))
-        found.append(SQL("CASE WHEN {} THEN {} ELSE false END").format(is_it, same))
+    in_transaction = connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+    try:
+        with connection.transaction() if in_transaction else nullcontext():
+            return connection.execute(query(lambda witness: _has_key(known, witness, own))).fetchone()
+    except (psycopg.ProgrammingError, psycopg.DataError, psycopg.errors.CheckViolation):
+        pass  # a column that is missing is met again
+    try:
+        return connection.execute(query(lambda witness: _has_text(known, witness))).fetchone()
+    except psycopg.errors.UndefinedColumn:
+        return None
+
+
+def _count_one(target: PostgresTarget, known: dict[str, Any], is_row: IsRow) -> Composed:
+    # Not EXISTS: if a key may have many rows, the planner would scan the table, expecting to find one soon.
+    return SQL("SELECT count(*) > 0 AS found FROM {} AS t WHERE {}").format(
+        Identifier(target.schema, target.table), SQL(" OR ").join(map(is_row, known["witnesses"]))
+    )
+
+
+def _count_known(target: PostgresTarget, known: dict[str, Any], is_row: IsRow) -> Composed:
+    """Count rows and witnesses in one read of the table, which happens once for each change of its file."""
+    found = [
+        # By the type first: writing the key of each row as text costs five times as much.
+        SQL("CASE WHEN {} AND {} THEN {} = {} ELSE false END").format(
+            is_row(witness), _has_text(known, witness), _digest(known["columns"]), Literal(witness[1])
+        )
+        for witness in known["witnesses"]
+    ]
     return SQL("SELECT count(*) AS rows, count(*) FILTER (WHERE {found}) AS witnesses FROM {table} AS t").format(
         found=SQL(" OR ").join(found) if found else Literal(False), table=Identifier(target.schema, target.table)
     )
 
 
-def _has_key(known: dict[str, Any], values: Sequence[str], own: Mapping[str, str]) -> Composed:
-    """Build the condition that a row has the key, by the types' own operators."""
+def _has_key(known: dict[str, Any], witness: Sequence[Any], own: Mapping[str, str]) -> Composed:
+    """Compare keys by their types' own operators; as text if a value is NULL, or was not remembered."""
+    values = witness[2] if len(witness) > 2 else [None]
+    if None in values:
+        return _has_text(known, witness)
     parts = (
         SQL("t.{} {} {}::{}").format(Identifier(name), SQL(own.get(kind, "=")), Literal(value), SQL(kind))
         for name, value, kind in zip(known["key"], values, known["key_types"], strict=True)
     )
     return SQL("({})").format(SQL(" AND ").join(parts))
+
+
+def _has_text(known: dict[str, Any], witness: Sequence[Any]) -> Composed:
+    return SQL("{} = {}").format(_as_text(known["key"]), Literal(witness[0]))
 
 
 def _digest(columns: Sequence[str]) -> Composed:

@@ -445,7 +445,7 @@ class PostgresWriter:
             return None
         try:
             merged = counted_merge.try_upsert(self.connection, batch)
-        except (psycopg.errors.CardinalityViolation, psycopg.errors.UniqueViolation):
+        except counted_merge.REPEATED:
             counted_merge.take_back(self.connection)
             return None
         unchanged = rows - merged.counts.inserted - merged.counts.updated

@@ -116,6 +116,25 @@ def test_the_latest_version_wins_wherever_the_others_are(
         assert bench.sql(f"SELECT title FROM analytics.films WHERE id = {number}") == [{"title": title}]
 
 
+@pytest.mark.parametrize("mode", ["incremental", "full"])
+def test_a_first_load_meets_a_repeated_key_that_is_checked_at_the_end(bench: Workbench, mode: str) -> None:
+    bench.sql("TRUNCATE analytics.films; ALTER TABLE analytics.films DROP CONSTRAINT films_pkey")
+    bench.sql("ALTER TABLE analytics.films ADD PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED")
+    bench.sql("INSERT INTO content.films VALUES (7, 'latest', clock_timestamp())")
+    cursor = {"incremental_key": "at"} if mode == "incremental" else {}
+    bench.pipeline("first", QUERY, target_table="analytics.films", target_key=["id"], mode=mode, **cursor)
+
+    run = bench.run("first")
+
+    if mode == "full":
+        assert (run["error_code"], run["attempts"]) == ("bad_key", 1)
+        assert "id" in run["error_message"]
+        assert "7" in run["error_message"]
+    else:
+        assert (run["error_message"], run["attempts"]) == (None, 1)
+        assert bench.sql("SELECT title FROM analytics.films WHERE id = 7") == [{"title": "latest"}]
+
+
 def test_a_key_of_a_parent_and_its_child_hides_no_repeated_key(bench: Workbench) -> None:
     """One staged row updates two, which would make up for a version that is not written."""
     bench.sql("CREATE TABLE analytics.more () INHERITS (analytics.films); INSERT INTO analytics.more VALUES (5, 'Old')")

@@ -735,6 +735,9 @@ class PostgresWriter:
                     raise self._skipped(checkpoint.rows - gone - inserted, checkpoint.rows, "INSERT")
                 if indexes is not None and is_detached:
                     indexes.restore(self.connection)
+                if not self.table.refuses_repeats:
+                    # While a repeated key can still be taken back and named.
+                    self.connection.execute("SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED")
         except psycopg.errors.UniqueViolation:
             self._refuse_duplicates(merging)
             raise

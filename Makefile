@@ -24,6 +24,9 @@ COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-
 # Two processes, each with a PostgreSQL of its own; a file, and a search server, stays with one of them (tests/conftest.py).
 RUN_PYTEST = .venv/bin/python -m pytest
 PYTEST = $(RUN_PYTEST) --numprocesses "$(JOBS)"
+# Variables, because a comma would end an argument of $(if).
+BENCH_QUICK = --rows 50000 --repeat 1 --growth 10000,100000 --name quick
+BENCH_WHOLE = --growth 10000,100000,1000000,10000000
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
 
@@ -152,8 +155,8 @@ soak: setup ## An hour of steady work: memory, connections and lag stay flat (MI
 
 .PHONY: bench
 bench: setup ## Measure loads against hand-written SQL, dlt and ingestr: half an hour (QUICK=1: three minutes; HARD=1, BINDIR=)
-	@.venv/bin/python -m bench.postgres --peers dlt,ingestr $(if $(HARD),--setting hard) $(if $(BINDIR),--bindir "$(BINDIR)") $(if $(QUICK),--rows 50000 --repeat 1 \
-		--growth 10000,100000 --name quick,--growth 10000,100000,1000000,10000000)
+	@.venv/bin/python -m bench.postgres --peers dlt,ingestr $(if $(HARD),--setting hard) $(if $(BINDIR),--bindir "$(BINDIR)") \
+		$(if $(QUICK),$(BENCH_QUICK),$(BENCH_WHOLE))
 
 .PHONY: check
 check: setup ## Lint, formatting, types, import contracts

@@ -85,7 +85,7 @@ class Bench:
         self.check(FILMS, "TABLE analytics.films_incremental")
 
     def aggregate(self) -> Iterator[Line]:
-        yield self.compare(AGGREGATE, TABLE_AS, None, self._load_ratings, lambda: references.aggregate(self.cinema))
+        yield self.compare(AGGREGATE, TABLE_AS, None, self.load_ratings, lambda: references.aggregate(self.cinema))
         self.check(RATINGS, "TABLE analytics.ratings")
 
     def remote_load(self) -> Iterator[Line]:
@@ -148,7 +148,7 @@ class Bench:
             AGGREGATE,
             "ingestr replace",
             1.1,
-            self._load_ratings,
+            self.load_ratings,
             lambda: load(ratings, self.cinema, key="film_id", source=query),
         )
         self.check(
@@ -184,7 +184,7 @@ class Bench:
     def _reload_films(self) -> None:
         self.platform.run("films")
 
-    def _load_ratings(self) -> None:
+    def load_ratings(self) -> None:
         self.cinema.drop("analytics.ratings")
         self.platform.define("ratings", RATINGS, target_key=["film_id"])
         self.platform.run("ratings")

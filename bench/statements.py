@@ -1,6 +1,6 @@
 """Print what each statement of a load took, by the server's own clock, for Vitrina and for the hand-written one.
 
-python -m bench.statements [--rows 1000000] [--only full,first_pass,upsert] [--repeat 2]
+python -m bench.statements [--rows 1000000] [--only full,first_pass,upsert,aggregate] [--repeat 2]
 """
 
 import argparse
@@ -71,7 +71,17 @@ def _upsert(measured: Bench, log: Path) -> None:
     show("incremental upsert", log, lambda: measured.platform.run("films_incremental"))
 
 
-SCENARIOS: dict[str, Callable[[Bench, Path], None]] = {"full": _full, "first_pass": _first_pass, "upsert": _upsert}
+def _aggregate(measured: Bench, log: Path) -> None:
+    show("by hand: aggregate", log, lambda: references.aggregate(measured.cinema))
+    show("aggregate", log, measured.load_ratings)
+
+
+SCENARIOS: dict[str, Callable[[Bench, Path], None]] = {
+    "full": _full,
+    "first_pass": _first_pass,
+    "upsert": _upsert,
+    "aggregate": _aggregate,
+}
 
 
 def show(work: str, log: Path, do: Callable[[], object]) -> None:

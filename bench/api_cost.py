@@ -215,10 +215,10 @@ def measure(sides: dict[str, Side], chosen: list[Work], wish: argparse.Namespace
     for number in range(wish.rounds):
         order = list(sides) if number % 2 == 0 else list(sides)[::-1]
         for line in measured:
-            for side in order:
-                work = line.work if side != "plain" else PLAIN
-                spent = cost(sides[side], work, wish.requests, wish.connections)
-                getattr(line, side).append(spent)
+            for name in order:
+                work = line.work if name != "plain" else PLAIN
+                spent = cost(sides[name], work, wish.requests, wish.connections)
+                getattr(line, name).append(spent)
         print(f"round {number + 1} of {wish.rounds}", file=sys.stderr, flush=True)
     return measured
 
@@ -260,12 +260,12 @@ def ask_all(sockets: list[socket.socket], requests: list[bytes]) -> None:
             if not is_whole(received):
                 continue
             received.clear()
-            request = next(left, None)
-            if request is None:
+            following = next(left, None)
+            if following is None:
                 poll.unregister(number)
                 del waiting[number]
             else:
-                each.sendall(request)
+                each.sendall(following)
 
 
 def is_whole(received: bytearray) -> bool:

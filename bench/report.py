@@ -116,7 +116,7 @@ def write_table(
 ) -> None:
     """Write and print the report of a benchmark that measures several subjects, one row for each."""
     RESULTS.mkdir(exist_ok=True)
-    described = machine() | notes
+    described = {**machine(), **notes}
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": described, "figures": rows}, indent=2) + "\n")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     lines = [

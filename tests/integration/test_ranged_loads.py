@@ -12,16 +12,16 @@ import adbc_driver_postgresql.dbapi as adbc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Literal
 from structlog.testing import capture_logs
 
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
-from vitrina.connectors.postgres import query_source, range_workers
+from vitrina.connectors.postgres import query_source, range_workers, source
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Age
-from vitrina.errors import SnapshotGone, SourceQueryFailed, TransientError
+from vitrina.errors import Disconnected, SnapshotGone, SourceQueryFailed, TransientError
 from vitrina.loads import local_pool, ranged
 from vitrina.loads.control import RunControl
 from vitrina.ports.ranges import FillHandle, KeyRange, Result, Task
@@ -497,6 +497,32 @@ def test_ranges_of_a_snapshot_that_is_too_old_are_given_back(bench: Workbench, m
     assert len(begun(lines)) > len(set(begun(lines)))
 
 
+@pytest.mark.parametrize("when", ["before anything counts", "in the last range"])
+def test_a_snapshot_in_which_all_ranges_are_read_is_not_mixed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It grows too old, but no range waits for another one, or none was read in it: the load is of one moment."""
+    early = when == "before anything counts"
+    rely_on(monkeypatch, seed=1, losses=0.0, kind=Forgetful if early else Unreliable)
+    is_over = early
+    accept = ranged.RangedFill._accept
+
+    def accepting(self: ranged.RangedFill, *given: Any) -> None:
+        nonlocal is_over
+        is_over = not early and not self._waiting and not self._under_way
+        accept(self, *given)
+
+    monkeypatch.setattr(ranged.RangedFill, "_accept", accepting)
+    monkeypatch.setattr(Age, "is_over", property(lambda self: is_over))
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["consistency"] == "snapshot"
+    assert difference(bench) == []
+
+
 class Elsewhere(Unreliable):
     """Reach a server that does not know the runner's snapshot: the name is one that no session has exported."""
 
@@ -587,6 +613,35 @@ def test_rows_that_come_meanwhile_are_not_in_the_snapshot(bench: Workbench, monk
     bench.run("films")
 
     assert bench.sql("SELECT count(*) AS n FROM analytics.films WHERE title NOT LIKE '%!'") == [{"n": ROWS}]
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+def test_only_an_answer_about_a_snapshot_says_that_it_does_not_exist(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    """A worker whose session ends at that moment has not reached another server."""
+    assert bench.settings.reader_url
+    url = bench.settings.reader_url.get_secret_value()
+    reader = QueryReader(database.connect(url, "worker", settings=database.READ_ONLY), url, "worker")
+    with pytest.raises(SnapshotGone):
+        read_in(reader, route, "00000099-000000FF-1")
+
+    def ending(name: str) -> Literal:
+        bench.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'worker'")
+        return Literal(name)
+
+    monkeypatch.setattr(source, "Value", ending)
+    with pytest.raises(Disconnected):
+        read_in(reader, route, "00000099-000000FF-1")
+    reader.connection.close()
+
+
+def read_in(reader: QueryReader, route: str, snapshot: str) -> None:
+    if route == "copy":
+        with reader.reading(snapshot=snapshot):
+            return
+    with reader.stream(SQL("SELECT 1 AS one"), snapshot=snapshot) as rows:
+        list(rows)
 
 
 # --- where it does not apply ------------------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ const sentences: Record<string, string> = {
   "run.spark_python_differs": "у исполнителей кластера Spark не тот Python, что у раннера ({here}): поставьте тот же в образ кластера",
   "run.spark_refused_login": "сервер Spark Connect не принимает токен из URL подключения",
   "run.spark_restarted": "сервер Spark Connect не помнит задания: его перезапустили, или он закрыл сеанс",
+  "run.spark_silent": "кластер Spark не отвечает уже {seconds} с: все исполнители могут быть заняты, или он не может их запустить",
   "run.spark_unreachable": "сервер Spark Connect не отвечает: проверьте, работает ли он, и URL подключения",
   "run.worker_lost": "процесс, загружавший диапазон ключа, завершился без ответа ({how}); возможно, системе не хватило памяти",
   "run.worker_silent": "процесс, загружающий диапазон ключа, не отвечает уже {seconds} с",

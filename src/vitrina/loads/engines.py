@@ -1,18 +1,23 @@
 """Open the engine that loads ranges of the key: local processes, or one of a connector (`options.engine`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vitrina.definition import LOCAL, Definition
-from vitrina.errors import ConfigError
+from vitrina.errors import CannotConnect, ConfigError, RunError
+from vitrina.loads.plan import Plan
 from vitrina.observe import logs
 from vitrina.ports import registry
 from vitrina.ports.connector import Connector
 from vitrina.ports.ranges import Engine, EngineOpening, FillHandle
+from vitrina.sentences import say
 from vitrina.settings import Settings
 
 if TYPE_CHECKING:
     from vitrina.loads.run import Run
+
+# How long a cluster may take to answer `vitrina validate`. A runner performs one request at a time.
+_ANSWER_SECONDS = 45.0
 
 
 def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -> Engine:
@@ -31,12 +36,20 @@ def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -
     return connector.open_engine(EngineOpening(handle, job.settings, url, reserve, logs.redactor_of))
 
 
-def differences(definition: Definition, settings: Settings) -> Sequence[str]:
-    """List how the engine's environment differs from this process; that of local processes does not."""
-    if definition.options.engine == LOCAL:
+def warnings(plan: Plan, definition: Definition, settings: Settings) -> tuple[str, ...]:
+    """List how the engine that would load the rows differs from this process, or why that is not known.
+
+    A cluster that is stopped or busy does not make the definition wrong.
+    """
+    if plan.paging != "key ranges" or definition.options.engine == LOCAL:
         return ()
-    check = _connector(definition).check_engine
-    return check(_url(definition, settings)) if check else ()
+    connector = _connector(definition)
+    if connector.check_engine is None:
+        return ()
+    try:
+        return tuple(connector.check_engine(_url(definition, settings), _ANSWER_SECONDS))
+    except (CannotConnect, RunError) as exc:
+        return (say("warning.engine_unasked", engine=connector.name, because=exc.message),)
 
 
 def _connector(definition: Definition) -> Connector:

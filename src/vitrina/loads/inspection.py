@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitrina.errors import FatalError
-from vitrina.loads import engines, steps
+from vitrina.loads import steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, asked_workers, count_ranges, plan, why_not_cut
@@ -23,21 +23,12 @@ from vitrina.store import runs, session_limits
 def inspect(opened: Opened, *, create_target: bool = True) -> Job:
     """Describe the rows, prepare the target, ask the source how it would be read, and choose a plan."""
     if not opened.source.runs_when_described:
-        job = _inspect(opened, create_target=create_target)
-        return job if create_target else _with_engine_warnings(job)
+        return _inspect(opened, create_target=create_target)
     # Before the source resumes: the checkpoint may belong to another source, or its rows may have left the target.
     opened = _without_foreign_checkpoint(opened)
     if not create_target:  # describing would run the source
         return _without_rows(opened, Description(), None)
     return _inspect(opened, create_target=True)
-
-
-def _with_engine_warnings(job: Job) -> Job:
-    """Add how the versions of the engine that will load the rows differ from those of this process."""
-    if job.plan.paging != "key ranges":
-        return job
-    warnings = (*job.plan.warnings, *engines.differences(job.definition, job.settings))
-    return replace(job, plan=replace(job.plan, warnings=warnings))
 
 
 def look_into(opened: Opened) -> Job:

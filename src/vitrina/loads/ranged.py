@@ -159,11 +159,14 @@ class RangedFill:
         return left
 
     def _submit(self) -> None:
-        """Keep every worker busy. A snapshot that is too old is released once no worker reads in it."""
+        """Keep every worker busy. A snapshot that is too old is replaced once no worker reads in it."""
+        if not self._waiting:
+            return
         if self._snapshot.is_old:
             if self._under_way:
                 return
-            self._reopened = self._snapshot.renew() or self._reopened
+            # If no range was accepted yet, all of them are read in the new one.
+            self._reopened = (self._snapshot.renew() and self._left.done > 0) or self._reopened
             self._has_brought = False
         run = self._run
         while self._waiting and len(self._under_way) < run.plan.workers:

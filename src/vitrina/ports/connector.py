@@ -136,8 +136,9 @@ class Connector:
 
     # Fills ranges of the key elsewhere (`options.engine`). Its options model has the field `connection`.
     open_engine: "Callable[[EngineOpening], Engine] | None" = None
-    # Reports how the engine at a URL differs from this process, for `vitrina validate`.
-    check_engine: Callable[[str], Sequence[str]] | None = None
+    # Reports how the engine at a URL differs from this process, for `vitrina validate`. It raises `CannotConnect` if
+    # the engine has not answered after so many seconds.
+    check_engine: Callable[[str, float], Sequence[str]] | None = None
 
     # Sessions that a run holds at once on an operator's connection, for VITRINA_CONN_<NAME>_MAX_CONNECTIONS.
     source_sessions: int = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,7 +14,7 @@ from vitrina.checks import data_plan, delete_scan, previews, reconcile
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.inside import queries
-from vitrina.loads import inspection, kept_connections, opening, profiles, replay
+from vitrina.loads import engines, inspection, kept_connections, opening, profiles, replay
 from vitrina.loads.control import Hold
 from vitrina.observe import logs, notifications
 from vitrina.ports import registry
@@ -77,14 +77,16 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
     with ExitStack() as sessions:
         opened = opening.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
         job = inspection.inspect(opened, create_target=False)
-        return {
-            "valid": True,
-            "plan": job.plan.as_dict(),
-            "columns": [{"name": column.name, "type": column.type} for column in job.output],
-            "estimated_rows": job.described.estimated_rows,
-            "target_exists": job.prepared.exists,
-            "explain": job.described.outline,
-        }
+    # After the sessions are closed: a cluster may take long to answer.
+    warnings = (*job.plan.warnings, *engines.warnings(job.plan, job.definition, settings))
+    return {
+        "valid": True,
+        "plan": replace(job.plan, warnings=warnings).as_dict(),
+        "columns": [{"name": column.name, "type": column.type} for column in job.output],
+        "estimated_rows": job.described.estimated_rows,
+        "target_exists": job.prepared.exists,
+        "explain": job.described.outline,
+    }
 
 
 def make_plan(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:

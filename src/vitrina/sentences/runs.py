@@ -239,6 +239,10 @@ SENTENCES = {
     "run.spark_restarted": (
         "the Spark Connect server no longer knows the job: it was restarted, or it ended the session"
     ),
+    "run.spark_silent": (
+        "the Spark cluster has not answered for {seconds:.0f} s: all of its executors may be busy, or it cannot"
+        " start any"
+    ),
     "run.spark_unreachable": (
         "the Spark Connect server does not answer: check that it is running and that the URL is right"
     ),

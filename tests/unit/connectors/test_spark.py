@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import SecretStr
 
 from vitrina.connectors.spark import cluster, shipping, unpickling, urls
 from vitrina.connectors.spark.executor import NUMBERS, Numbers, proof_of
-from vitrina.errors import FatalError, TransientError
+from vitrina.errors import CannotConnect, FatalError, TransientError
 from vitrina.ports.batch import Counts, DeadLetter, Part, Timing
 from vitrina.ports.ranges import FilledRange
 from vitrina.settings import Settings
@@ -123,3 +124,40 @@ def test_packages_of_steps_are_packed_without_being_imported(tmp_path: Path, mon
         names = sorted(found.namelist())
     assert names == ["single_step.py", "steps_of_ours/__init__.py", "steps_of_ours/deep/title.py"]
     assert shipping.archive("", tmp_path) is None
+
+
+class BusyCluster:
+    """A session of a cluster whose executors are all busy, so that a job does not begin until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.is_interrupted = threading.Event()
+        self.is_stopped = threading.Event()
+
+    def interruptAll(self) -> None:  # noqa: N802 - the client's own name
+        self.is_interrupted.set()
+
+    def stop(self) -> None:
+        self.is_stopped.set()
+
+
+def test_a_busy_cluster_is_asked_for_its_versions_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = BusyCluster()
+    monkeypatch.setattr(cluster, "connect", lambda url: session)
+    monkeypatch.setattr(cluster, "ask", lambda session: session.is_interrupted.wait())
+
+    with pytest.raises(CannotConnect, match="has not answered"):
+        cluster.differences("sc://host", 0.05)
+
+    assert session.is_interrupted.wait(10)
+    assert session.is_stopped.wait(10)
+
+
+def test_errors_of_the_job_that_asks_for_versions_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(session: Any) -> None:
+        raise FatalError("no such job")
+
+    monkeypatch.setattr(cluster, "connect", lambda url: BusyCluster())
+    monkeypatch.setattr(cluster, "ask", refuse)
+
+    with pytest.raises(FatalError, match="no such job"):
+        cluster.differences("sc://host", 10.0)

@@ -302,7 +302,9 @@ class SqlReader:
         try:
             self.connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)))
         except psycopg.Error as exc:
-            raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
+            if exc.sqlstate in _SNAPSHOT_STATES:
+                raise SnapshotGone(say("run.snapshot_gone", message=database.sql_message(exc))) from exc
+            raise translate_read(exc) from exc
 
     def describe(self, judged: CheckedQuery) -> list[Column]:
         """Return names and types of the result without running or planning the query."""
@@ -522,6 +524,9 @@ _TYPE_NAMES = Statement(
     SELECT types, pg_catalog.set_config('search_path', path, true) FROM named
     """
 )
+# What SET TRANSACTION SNAPSHOT answers if the snapshot is unknown (22023, from PostgreSQL 17 on 42704), no longer held
+# (55000), incomplete (22P02) or of another database (0A000). Other errors, such as a lost session, say nothing of it.
+_SNAPSHOT_STATES = frozenset({"22023", "42704", "55000", "22P02", "0A000"})
 # The server's own types have the same oids and names in every database.
 _FIRST_ASSIGNED_OID = 10000
 _known_types: dict[tuple[int, int], str] = {}
@@ -547,7 +552,9 @@ def _begin_in(connection: Any, snapshot: str | None) -> None:
         try:
             beginning.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)).as_string(None))
         except adbc_driver_manager.Error as exc:
-            raise SnapshotGone(say("run.snapshot_gone", message=" ".join(str(exc).split()))) from exc
+            if exc.sqlstate in _SNAPSHOT_STATES:
+                raise SnapshotGone(say("run.snapshot_gone", message=" ".join(str(exc).split()))) from exc
+            raise
 
 
 def _parsed(plan: str) -> list[dict[str, Any]]:

@@ -17,10 +17,10 @@ def _open_engine(opening: "EngineOpening") -> "Engine":
     return SparkEngine(opening)
 
 
-def _check_engine(url: str) -> Sequence[str]:
+def _check_engine(url: str, limit_seconds: float) -> Sequence[str]:
     from vitrina.connectors.spark.cluster import differences
 
-    return differences(url)
+    return differences(url, limit_seconds)
 
 
 connector = Connector(

@@ -2,8 +2,10 @@
 
 import json
 import platform
+import queue
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -50,13 +52,49 @@ def ask(session: Any) -> Answer:
     return Answer(row["attempt"], json.loads(row["versions"]))
 
 
-def differences(url: str) -> Sequence[str]:
-    """List the packages whose versions differ between the executors and this process, as messages."""
-    session = connect(url)
-    try:
-        return [_sentence(name, *found) for name, found in _differing(ask(session).versions).items()]
-    finally:
-        session.stop()
+def differences(url: str, limit_seconds: float) -> Sequence[str]:
+    """List the packages whose versions differ between the executors and this process, as messages.
+
+    Raise CannotConnect if there is no answer in time: a job waits without a limit while all executors are busy.
+    """
+    asking = _Asking(connect(url))
+    threading.Thread(target=asking.ask, name="spark-versions", daemon=True).start()
+    return [_sentence(name, *found) for name, found in _differing(asking.answer(limit_seconds).versions).items()]
+
+
+class _Asking:
+    """Run the probe job in a thread, because no call of the client has a limit of time."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
+
+    def ask(self) -> None:
+        try:
+            self._answers.put(ask(self._session))
+        except BaseException as exc:  # noqa: BLE001 - raised by the thread that waits
+            self._answers.put(exc)
+        self._stop()
+
+    def answer(self, limit_seconds: float) -> Answer:
+        try:
+            found = self._answers.get(timeout=limit_seconds)
+        except queue.Empty:
+            # In a thread as well: the server may not answer this either.
+            threading.Thread(target=self._interrupt, name="spark-end", daemon=True).start()
+            raise CannotConnect(say("run.spark_silent", seconds=limit_seconds)) from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _interrupt(self) -> None:
+        with suppress(Exception):
+            self._session.interruptAll()
+        self._stop()
+
+    def _stop(self) -> None:
+        with suppress(Exception):
+            self._session.stop()
 
 
 def require_fitting(versions: dict[str, str | None]) -> None:

@@ -7,7 +7,7 @@ PIPELINES = """
 INSERT INTO etl.etl_pipelines
     (name, description, source_query, target_table, target_key, mode, incremental_key, schedule_interval, next_run_at,
      status, status_since, failing_since, options, labels, managed_by, claim_id, epoch, lease_until, holds_target,
-     run_requested_at, hold, created_at, updated_at)
+     run_requested_at, waiting_since, hold, created_at, updated_at)
 SELECT 'pipeline_' || lpad(i::text, 6, '0'), 'One of very many.',
        'SELECT f.id, f.title, f.updated_at FROM content.film_work f WHERE f.kind = ' || i || repeat(' ', 400),
        'analytics.mart_' || i, '{id}', CASE WHEN i % 2 = 0 THEN 'incremental' ELSE 'full' END,
@@ -23,7 +23,7 @@ SELECT 'pipeline_' || lpad(i::text, 6, '0'), 'One of very many.',
        CASE WHEN kind.status = 'RUNNING' THEN gen_random_uuid() END, i,
        CASE WHEN kind.status = 'RUNNING' THEN now() + interval '1 hour' END,
        CASE WHEN kind.status = 'RUNNING' THEN 'database default|analytics.mart_' || i END,
-       CASE WHEN kind.status = 'RUN_REQUESTED' THEN now() END,
+       CASE WHEN kind.status = 'RUN_REQUESTED' THEN now() END, CASE WHEN kind.status = 'RUN_REQUESTED' THEN now() END,
        CASE WHEN i % 400 = 2 THEN '{"since": "2026-01-01T00:00:00+00:00"}'::jsonb END,
        now() - interval '400 days' + i * interval '10 seconds', now() - interval '100 days' + i * interval '10 seconds'
 FROM generate_series(1, %(pipelines)s) AS i,

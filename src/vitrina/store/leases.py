@@ -221,7 +221,7 @@ _LOCK_NEXT = (
                                       AND b.mode <> 'live' AND b.source_connection = p.source_connection))
           AND NOT EXISTS ({full})
           AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
-        ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
+        ORDER BY p.waiting_since NULLS FIRST, p.id
         LIMIT 1
         FOR UPDATE OF p SKIP LOCKED
         """

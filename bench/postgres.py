@@ -10,7 +10,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -19,24 +19,7 @@ from bench import growth
 from bench.cinema import Cinema
 from bench.ours import Platform
 from bench.report import Line, Size, write
-from bench.scenarios import (
-    AGGREGATE,
-    ANTI_JOIN,
-    COPIED,
-    FIRST_PASS,
-    FRESH_TABLE,
-    FULL,
-    ON_CONFLICT,
-    PEERS,
-    PYTHON_LOOP,
-    RELOAD,
-    REMOTE,
-    ROW_STEP,
-    SCENARIOS,
-    TABLE_AS,
-    UPSERT,
-    Bench,
-)
+from bench.scenarios import PEERS, SCENARIOS, Bench
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.store.migrate import migrate
@@ -47,11 +30,10 @@ SERVER = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout"
 
 @dataclass(frozen=True)
 class Setting:
-    """Describe the servers, the data, and the goals."""
+    """Describe the servers and the data. The goals are the same everywhere."""
 
     server: Mapping[str, str]
     padding: int = 0
-    goals: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 SETTINGS = {
@@ -60,16 +42,6 @@ SETTINGS = {
     "hard": Setting(
         SERVER | {"fsync": "on", "full_page_writes": "on", "wal_level": "logical"},
         padding=160,
-        goals={
-            (FULL, FRESH_TABLE): 0.8,
-            (FIRST_PASS, FRESH_TABLE): 0.8,
-            (RELOAD, ANTI_JOIN): 1.0,
-            (UPSERT, ON_CONFLICT): 0.9,
-            (AGGREGATE, TABLE_AS): 0.85,
-            (REMOTE, COPIED): 0.8,
-            (REMOTE, "ingestr replace"): 1.5,
-            (ROW_STEP, PYTHON_LOOP): 0.6,
-        },
     ),
 }
 
@@ -162,7 +134,7 @@ def bench(arguments: argparse.Namespace, setting_name: str = "friendly") -> Iter
         stack.callback(platform.stop)
         platform.start(arguments.home / "runner.log")
         remote = Cinema(other.urls.admin, arguments.rows)
-        yield Bench(cinema, platform, remote, arguments.repeat, arguments.home, goals=setting.goals)
+        yield Bench(cinema, platform, remote, arguments.repeat, arguments.home)
 
 
 def _prepared(server: TemporaryServer) -> Settings:

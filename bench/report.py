@@ -1,11 +1,15 @@
-"""Report results: medians, ratios, a JSON file for machines and a Markdown table for readers."""
+"""Report results: medians, ratios, a JSON file for machines and a Markdown table for readers.
+
+python -m bench.report postgres postgres_hard_15     write the tables again from bench/results/NAME.json
+"""
 
 import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass
 class Line:
-    """Hold one row of the table: our time, and the reference's time measured alternately."""
+    """Hold one row of the table: our turns, and those of the reference, measured alternately."""
 
     work: str
     reference: str
@@ -23,23 +27,46 @@ class Line:
     wanted: float | None
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
+    # CPU seconds of the same turns. Older files, and benchmarks that do not count them, have none.
+    our_cpu: list[float] = field(default_factory=list)
+    their_cpu: list[float] = field(default_factory=list)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Return our speed in units of the reference's speed, pair by pair."""
+        return _ratios(self.ours, self.theirs)
 
     @property
     def ratio(self) -> float:
-        """Return our speed in units of the reference's speed, as the median of the pairs."""
-        return statistics.median(t / o for o, t in zip(self.ours, self.theirs, strict=True))
+        return statistics.median(self.ratios)
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Return how many times our CPU seconds the reference needs, as the median of the pairs."""
+        return statistics.median(_ratios(self.our_cpu, self.their_cpu)) if self.our_cpu else None
 
     @property
     def krows_per_second(self) -> float:
         return self.rows / statistics.median(self.ours) / 1000
 
+    def measured(self) -> dict[str, object]:
+        """Return what the JSON file keeps."""
+        kept = asdict(self) | {"ratio": self.ratio}
+        return kept | ({"cpu_ratio": self.cpu_ratio} if self.our_cpu else {})
+
     def markdown(self) -> str:
         wanted = f"{self.wanted:g}" if self.wanted is not None else ""
         met = "" if self.wanted is None else ("yes" if self.ratio >= self.wanted else "**no**")
+        cpu = "" if self.cpu_ratio is None else f"{self.cpu_ratio:.2f}"
         return (
             f"| {self.work} | {self.krows_per_second:.0f} | {self.reference} | "
-            f"{self.rows / statistics.median(self.theirs) / 1000:.0f} | {self.ratio:.2f} | {wanted} | {met} |"
+            f"{self.rows / statistics.median(self.theirs) / 1000:.0f} | {self.ratio:.2f} | "
+            f"{min(self.ratios):.2f} to {max(self.ratios):.2f} | {cpu} | {wanted} | {met} |"
         )
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [t / o for o, t in zip(ours, theirs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -57,8 +84,8 @@ class Size:
 
 
 HEADER = """\
-| work | krows/s | reference | its krows/s | ratio | wanted | met |
-|---|---|---|---|---|---|---|"""
+| work | krows/s | reference | its krows/s | ratio | of the pairs | ratio of CPU | goal | met |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -80,23 +107,35 @@ def machine() -> dict[str, object]:
     }
 
 
-def write(name: str, lines: list[Line], extra: dict[str, object], sizes: Sequence[Size] = ()) -> Path:
+def write(name: str, lines: Sequence[Line], extra: Mapping[str, object], sizes: Sequence[Size] = ()) -> Path:
     """Write the report after each scenario: an interrupted run leaves what it has measured."""
     RESULTS.mkdir(exist_ok=True)
-    described = machine() | extra
+    described = {**machine(), **extra}
     measured = {
         "machine": described,
-        "lines": [asdict(line) | {"ratio": line.ratio} for line in lines],
+        "lines": [line.measured() for line in lines],
         "sizes": [asdict(size) for size in sizes],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(measured, indent=2) + "\n")
+    path = RESULTS / f"{name}.md"
+    path.write_text(page(name, lines, described, sizes))
+    return path
+
+
+def read(name: str) -> tuple[list[Line], dict[str, object], list[Size]]:
+    """Read what `write` has written, by this or an earlier version."""
+    found = json.loads((RESULTS / f"{name}.json").read_text())
+    known = {each.name for each in fields(Line)}
+    lines = [Line(**{name: value for name, value in line.items() if name in known}) for line in found["lines"]]
+    return lines, found["machine"], [Size(**size) for size in found["sizes"]]
+
+
+def page(name: str, lines: Sequence[Line], described: Mapping[str, object], sizes: Sequence[Size]) -> str:
     parts = [f"# {name.capitalize()} benchmark", "\n".join([HEADER, *(line.markdown() for line in lines)])]
     if sizes:
         parts += ["## Growth", "\n".join([SIZES_HEADER, *map(_size, sizes)])]
     parts += ["## Machine", "\n".join(f"- {key.replace('_', ' ')}: {value}" for key, value in described.items())]
-    path = RESULTS / f"{name}.md"
-    path.write_text("\n\n".join(parts) + "\n")
-    return path
+    return "\n\n".join(parts) + "\n"
 
 
 def write_figures(name: str, title: str, intro: str, figures: Mapping[str, object]) -> None:
@@ -143,3 +182,8 @@ def _size(size: Size) -> str:
         f"| {size.route} | {size.rows:,} | {size.seconds:.1f} | {size.microseconds_per_row(size.seconds):.2f} |"
         f" {size.microseconds_per_row(size.reference_seconds):.2f} | {size.peak_memory_mb:.0f} |"
     )
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        (RESULTS / f"{each}.md").write_text(page(each, *read(each)))

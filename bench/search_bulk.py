@@ -215,7 +215,7 @@ def _whole_runs(
     bodies = _ready_made_films(cinema)
     reference = functools.partial(_load_ready_made, client, bodies)
     compare = functools.partial(_compare, arguments, platform)
-    lines = [compare(reference, "`_bulk` of ready-made NDJSON", 0.8)]
+    lines = [compare(reference, "`_bulk` of ready-made NDJSON", 0.85)]
     if arguments.peer:
         peer = Peer("elasticsearch", peers.ELASTICSEARCH, arguments.home)
         peer.install()

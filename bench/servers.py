@@ -61,6 +61,11 @@ def tree_cpu_seconds(pid: int, *, without: int | None = None) -> float:
         return 0.0
 
 
+def own_cpu_seconds() -> float:
+    """Return the CPU seconds of this process so far, and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 class SessionCpu:
     """Count the CPU of all processes of a session, including ended ones.
 

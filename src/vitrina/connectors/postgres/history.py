@@ -323,8 +323,9 @@ def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
         )
         SELECT count(*) AS written, count({closed}) AS closed, count({ahead}) AS ahead,
                (SELECT count(*) FROM renewed) AS renewed,
-               ARRAY((SELECT place::text FROM renewed LIMIT {few})
-                     UNION ALL (SELECT {place}::text FROM done WHERE {closed} IS NULL LIMIT {few})) AS places
+               ARRAY(SELECT w.place::text FROM (
+                         SELECT place FROM renewed UNION ALL SELECT {place} FROM done WHERE {closed} IS NULL
+                     ) AS w LIMIT {few}) AS places
         FROM done
         """
     ).format(

@@ -157,6 +157,7 @@ soak: setup ## An hour of steady work: memory, connections and lag stay flat (MI
 bench: setup ## Measure loads against hand-written SQL, dlt and ingestr: half an hour (QUICK=1: three minutes; HARD=1, BINDIR=)
 	@.venv/bin/python -m bench.postgres --peers dlt,ingestr $(if $(HARD),--setting hard) $(if $(BINDIR),--bindir "$(BINDIR)") \
 		$(if $(QUICK),$(BENCH_QUICK),$(BENCH_WHOLE))
+	@$(if $(QUICK)$(HARD),,.venv/bin/python -m bench.start)
 
 .PHONY: check
 check: setup ## Lint, formatting, types, import contracts

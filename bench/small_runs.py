@@ -27,7 +27,7 @@ from vitrina.store.database import Connection
 
 ROWS = 300
 SOURCE = f"""
-    CREATE SCHEMA content; GRANT USAGE ON SCHEMA content TO vitrina_reader;
+    CREATE SCHEMA IF NOT EXISTS content; GRANT USAGE ON SCHEMA content TO vitrina_reader;
     CREATE TABLE content.small
         (id integer PRIMARY KEY, name text NOT NULL, updated_at timestamptz NOT NULL DEFAULT now());
     INSERT INTO content.small SELECT n, 'film ' || n FROM generate_series(1, {ROWS}) n;
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--statements", action="store_true")
     wish = parser.parse_args()
     logged = {"log_min_duration_statement": "0"} if wish.statements else {}
-    with prepared({"shared_buffers": "256MB", **logged}) as (settings, directory), _sessions(settings) as sessions:
+    with prepared({"shared_buffers": "256MB", **logged}) as (settings, directory), open_sessions(settings) as sessions:
         define(sessions)
         if wish.statements:
             show_statements(sessions, settings, directory)
@@ -65,7 +65,7 @@ class Sessions:
 
 
 @contextmanager
-def _sessions(settings: Settings) -> Iterator[Sessions]:
+def open_sessions(settings: Settings) -> Iterator[Sessions]:
     assert settings.admin_url
     with (
         database.connect(settings.require_database_url(), "bench") as metastore,
@@ -234,7 +234,7 @@ def count_statements() -> dict[str, tuple[int, int]]:
     """Count statements, and commits that write, of one run of each kind in a runner that has done some."""
     counted: dict[str, tuple[int, int]] = {}
     logged = {"shared_buffers": "256MB", "log_min_duration_statement": "0"}
-    with prepared(logged) as (settings, directory), _sessions(settings) as sessions:
+    with prepared(logged) as (settings, directory), open_sessions(settings) as sessions:
         define(sessions)
         row = database.one(sessions.admin.execute("SHOW data_directory"))
         log = next(Path(str(row["data_directory"])).parents[1].rglob("*.log"))

@@ -9,8 +9,10 @@ from pydantic import SecretStr
 
 from tests.support.workbench import Workbench
 from vitrina.errors import CannotConnect, ConfigError, FatalError, TransientError
+from vitrina.loads import processors
 from vitrina.ports import registry
 from vitrina.runner import requests
+from vitrina.settings import ConnectionLimits
 from vitrina.store import pipelines
 
 QUERY = "SELECT id, title FROM content.films"
@@ -54,10 +56,15 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[float]]:
 
 
 def warnings_of(bench: Workbench) -> list[str]:
+    return [str(line) for line in plan_of(bench)["warnings"]]
+
+
+def plan_of(bench: Workbench) -> dict[str, Any]:
     row = pipelines.find(bench.metastore, "films")
     assert row is not None
     found = requests.validate({"pipeline_id": row["id"], "payload": {}}, bench.metastore, bench.settings)
-    return [str(line) for line in found["plan"]["warnings"]]
+    plan: dict[str, Any] = found["plan"]
+    return plan
 
 
 def test_a_plan_names_what_the_cluster_has_in_another_version(bench: Workbench, answer: Any) -> None:
@@ -101,3 +108,32 @@ def test_only_a_validation_asks_the_cluster(bench: Workbench, answer: Any) -> No
 
     assert bench.replay("films")["letters"] == 1
     assert asked == []
+
+
+@pytest.mark.parametrize(("most", "promised"), [(None, True), (20, False)])
+def test_a_plan_promises_the_sessions_that_a_comparison_opens(
+    bench: Workbench, answer: Any, most: int | None, promised: bool
+) -> None:
+    answer([])
+    assert bench.settings.database_url
+    connections = bench.settings.connections | {"marts": bench.settings.database_url}
+    limits = {"marts": ConnectionLimits(max_connections=most)} if most else {}
+    update = {"connections": connections, "connection_limits": limits}
+    bench.settings = bench.settings.model_copy(update=update)
+    options = CUT | {"parallel": 3, "target_connection": "marts"}
+    bench.pipeline("films", QUERY, target_key=["id"], options=options)
+
+    plan = plan_of(bench)
+
+    assert plan["paging"] == "key ranges"
+    assert ("up to 3 sessions" in " ".join(map(str, plan["reasons"]))) is promised
+
+
+def test_the_runner_is_compared_with_the_cluster_on_all_of_its_processors(
+    bench: Workbench, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer([])
+    monkeypatch.setattr(processors, "usable", lambda: 12)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT)
+
+    assert "on its 12 processor(s)" in " ".join(warnings_of(bench))

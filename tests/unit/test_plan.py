@@ -74,7 +74,14 @@ def cut(
             **(fields or {}),
         }
     )
-    usual = {"same_database": False, "has_steps": True, "pageable": True, "key": ("id",), "workers": 4}
+    usual = {
+        "same_database": False,
+        "has_steps": True,
+        "pageable": True,
+        "key": ("id",),
+        "workers": 4,
+        "compare_sessions": 4,
+    }
     found = Capabilities(**{"estimated_rows": rows, **usual, **(known or {})})  # type: ignore[arg-type]
     asked = replace(found, cut=None if why_not_cut(definition, found) else Cut(count_ranges(definition, found)))
     return plan(definition, asked)
@@ -122,6 +129,16 @@ def test_a_plan_says_what_one_process_does_where_a_load_is_cut() -> None:
     assert "`vitrina reconcile` uses up to 4 sessions on each side" in cut(1_000_000).reasons
 
 
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_a_plan_promises_no_sessions_that_a_comparison_does_not_open(engine: str) -> None:
+    """A comparison uses the sessions of the runner, not those of executors, and one where a connection is limited."""
+    asked: dict[str, object] = {"workers": 8}
+    assert "up to 2 sessions" in " ".join(cut(1_000_000, engine=engine, known=asked | {"compare_sessions": 2}).reasons)
+    alone = cut(1_000_000, engine=engine, known=asked | {"compare_sessions": 1})
+    assert alone.paging == "key ranges"
+    assert "vitrina reconcile" not in " ".join(alone.reasons)
+
+
 def test_one_process_hears_nothing_of_ranges() -> None:
     chosen = cut(10_000_000, parallel=1)
     assert chosen.paging == "ordered stream"
@@ -152,6 +169,12 @@ def test_a_cluster_that_would_take_longer_than_one_stream_is_warned_of(
     chosen = cut(rows, engine="spark", known={"rows_per_second": rate})
     assert ("before its first row" in " ".join(chosen.warnings)) is slower
     assert cut(rows, known={"rows_per_second": rate}).warnings == ()
+
+
+@pytest.mark.parametrize(("processors", "slower"), [(1, False), (2, False), (16, True)])
+def test_a_cluster_is_compared_with_all_processors_of_the_runner(processors: int, slower: bool) -> None:
+    chosen = cut(5_000_000, engine="spark", known={"processors": processors})
+    assert (f"on its {processors} processor(s)" in " ".join(chosen.warnings)) is slower
 
 
 def test_an_engine_that_is_not_installed_is_refused_with_those_that_are() -> None:

@@ -10,8 +10,8 @@ from vitrina.loads.job import Job, Opened
 from vitrina.ports.compare import Comparable, ComparableSide, ComparesKeys, Comparison, Cuts, Rescans, SideCut
 from vitrina.ports.target import Scans
 from vitrina.sentences import say
-from vitrina.settings import DEFAULT_CONNECTION, limit_variable
-from vitrina.store import state
+from vitrina.settings import limit_variable
+from vitrina.store import session_limits, state
 
 
 @dataclass
@@ -60,10 +60,9 @@ def _why_not_cut(compared: Compared, sessions: int) -> str | None:
     definition, rows = job.definition, job.described.estimated_rows
     if not isinstance(compared.comparison, Cuts):
         return say("plan.ranges_target", target=definition.final_target)
-    places = (definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION)
-    limited = [name for name in places if name.lower() in job.settings.max_connections]
+    limited = session_limits.find_limited(definition, job.settings)
     if limited:
-        return say("check.cut_limited", variable=limit_variable(limited[0], "max_connections"))
+        return say("check.cut_limited", variable=limit_variable(limited, "max_connections"))
     if sessions == 1:
         return say("plan.ranges_no_room")
     least = 2 * plan.range_rows(definition)

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitrina.errors import FatalError
-from vitrina.loads import steps
+from vitrina.loads import processors, steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, asked_workers, count_ranges, plan, why_not_cut
@@ -216,6 +216,8 @@ def _capabilities(
         ),
         starts_over_because=opened.starts_over_because,
         workers=_workers(opened, described),
+        processors=processors.usable(),
+        compare_sessions=_compare_sessions(opened),
         no_ranges_because=_no_ranges_because(opened),
         has_ranges_left=found.stage is not None and RANGES in found.identity,
     )
@@ -225,6 +227,11 @@ def _workers(opened: Opened, described: Description) -> int:
     definition = opened.definition
     asked = asked_workers(definition, described.estimated_rows, steps.workers_of(definition))
     return session_limits.workers_with_room(definition, opened.settings, asked)
+
+
+def _compare_sessions(opened: Opened) -> int:
+    limited = session_limits.find_limited(opened.definition, opened.settings)
+    return 1 if limited else steps.workers_of(opened.definition)
 
 
 def _with_cut(opened: Opened, described: Description, prepared: Prepared, known: Capabilities) -> Capabilities:

@@ -31,6 +31,9 @@ _RANGES_OF_WORKER = 2
 # one stream with a row step was measured as well; see docs/explanation/scaling.md.
 _ENGINE_SECONDS = 21.0
 _USUAL_STEPPED_ROWS_PER_SECOND = 70_000.0
+# How much of one stream's speed each processor adds to a load in ranges. One stream uses about one and a half; see the
+# row steps in bench/results/parallel.json.
+_STREAMS_OF_PROCESSOR = 0.6
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class Capabilities:
     starts_over_because: str | None = None
     # Processes that `options.parallel` requests, limited by the room that the connections have.
     workers: int = 1
+    # Processors that the runner may use.
+    processors: int = 1
+    # Sessions in which a comparison may ask each side.
+    compare_sessions: int = 1
     # Why several processes cannot read the source or write the target at once.
     no_ranges_because: str | None = None
     # Whether an interrupted load was split into ranges of the key.
@@ -289,18 +296,21 @@ def _is_cut(definition: Definition, known: Capabilities, reasons: list[str]) -> 
         reasons.append(say("plan.ranges", ranges=known.cut.ranges, workers=known.workers))
     else:
         reasons.append(say("plan.ranges_engine", ranges=known.cut.ranges, engine=engine))
-    follows = definition.mode == "incremental"
-    reasons.append(say("plan.ranges_first_pass") if follows else say("plan.ranges_load_alone", workers=known.workers))
+    if definition.mode == "incremental":
+        reasons.append(say("plan.ranges_first_pass"))
+    elif known.compare_sessions > 1:
+        reasons.append(say("plan.ranges_load_alone", workers=known.compare_sessions))
     return True
 
 
 def _slower_engine(definition: Definition, known: Capabilities) -> Iterator[str]:
-    """Warn if one stream of the runner would finish before a cluster delivers rows."""
+    """Warn if the runner would finish on all of its processors before a cluster delivers rows."""
     if definition.options.engine == LOCAL:
         return
-    seconds = known.estimated_rows / (known.rows_per_second or _USUAL_STEPPED_ROWS_PER_SECOND)
+    rate = known.rows_per_second or _USUAL_STEPPED_ROWS_PER_SECOND
+    seconds = known.estimated_rows / (rate * max(known.processors * _STREAMS_OF_PROCESSOR, 1.0))
     if seconds < _ENGINE_SECONDS:
-        names = {"engine": definition.options.engine, "rows": known.estimated_rows}
+        names = {"engine": definition.options.engine, "rows": known.estimated_rows, "processors": known.processors}
         yield say("plan.engine_slower", **names, seconds=max(round(seconds), 1), start=round(_ENGINE_SECONDS))
 
 

@@ -1,6 +1,5 @@
 """Plan a run's Python steps before anything is opened, and fit them between query and target."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import structlog
 
 from vitrina.definition import Definition, Task
 from vitrina.errors import RunError
+from vitrina.loads import processors
 from vitrina.ports.batch import Endable
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Description, Form, Samples, Source, Window
@@ -142,11 +142,7 @@ def moment() -> datetime:
 def workers_of(definition: Definition) -> int:
     """Return how many processes `options.parallel` requests."""
     asked = definition.options.parallel
-    if asked != "auto":
-        return asked
-    # Not all systems report which processors a process may use.
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
+    return processors.usable() if asked == "auto" else asked
 
 
 def _is_shipped(name: str, shipped: "Registry") -> bool:

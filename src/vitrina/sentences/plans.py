@@ -43,8 +43,8 @@ SENTENCES = {
     "plan.definition_changed": "the definition changed",
     "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",
     "plan.engine_slower": (
-        "{engine} would take longer to load {rows} rows: one stream of the runner needs about {seconds} s, a job on a"
-        " cluster about {start} s before its first row"
+        "{engine} would take longer to load {rows} rows: the runner needs about {seconds} s on its {processors}"
+        " processor(s) (options.parallel: auto), a job on a cluster about {start} s before its first row"
     ),
     "plan.files_source": "the files of connection {connection}",
     "plan.first_pass": "the mart is empty: the first pass loads it and publishes all rows at once",

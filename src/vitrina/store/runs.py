@@ -35,12 +35,16 @@ class Counters:
 
 
 def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
-    """Return the rows per second of the pipeline's last successful large run."""
+    """Return the rows per second of the pipeline's last successful large run in one stream.
+
+    Runs in ranges of the key say how fast several processes, or a cluster, were.
+    """
     row = connection.execute(
         """
         SELECT (rows_read / greatest(extract(epoch FROM finished_at - started_at), 0.001))::float8 AS rate
         FROM etl.etl_runs
         WHERE pipeline_id = %s AND status = 'SUCCESS' AND rows_read >= %s
+          AND metrics ->> 'paging' IS DISTINCT FROM 'key ranges'
         ORDER BY started_at DESC LIMIT 1
         """,
         [pipeline_id, LARGE_ROWS],

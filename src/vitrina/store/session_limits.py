@@ -10,7 +10,7 @@ from vitrina import targets
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError
 from vitrina.ports import registry
-from vitrina.settings import Settings, limit_variable
+from vitrina.settings import DEFAULT_CONNECTION, Settings, limit_variable
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
@@ -36,6 +36,12 @@ def _sessions_needed(definition: Definition, connection: str) -> int:
         (definition.options.target_connection, target.target_sessions if target else 0),
     )
     return sum(sessions for name, sessions in sides if (name or "").lower() == connection)
+
+
+def find_limited(definition: Definition, settings: Settings) -> str | None:
+    """Return a connection of the pipeline whose sessions are limited."""
+    names = (definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION)
+    return next((name for name in names if name.lower() in settings.max_connections), None)
 
 
 def workers_with_room(definition: Definition, settings: Settings, asked: int) -> int:

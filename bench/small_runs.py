@@ -1,9 +1,9 @@
 """Measure what a run over 300 rows costs: `python -m bench.small_runs` (`--runs 40`, `--pairs 9`, `--statements`).
 
 One runner keeps its sessions, the other opens new ones for each run; they alternate on one PostgreSQL. The CPU of the
-runner and of the server with all its processes and the log's flushes to disk are counted, less what the same time costs
-at rest. With kept sessions, on a server that logs them, the statements of a run and the commits that write are counted
-too. `--statements` prints the statements of one run of each kind instead.
+runner and of the server with all its processes is counted. With kept sessions, on a server that logs statements and has
+`fsync` on, the statements of a run, the commits that write, and the flushes of the log to disk are counted too; flushes
+less those of the same time at rest. `--statements` prints the statements of one run of each kind instead.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.report import write_figures
 from bench.servers import cpu_seconds, prepared
@@ -53,7 +54,7 @@ def main() -> None:
         if wish.statements:
             show_statements(sessions, settings, directory)
         else:
-            write(measure(sessions, settings, directory, wish.runs, wish.pairs), count_statements(), wish.runs)
+            write(measure(sessions, settings, directory, wish.runs, wish.pairs), count(), wish.runs)
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,22 @@ def _ended(sessions: Sessions, name: str) -> int:
 
 @dataclass
 class Cost:
-    """Hold the cost of one run, in milliseconds of CPU and in flushes of the log."""
+    """Hold the cost of one run, in milliseconds of CPU."""
 
     runner: float
     postgres: float
-    flushes: float
 
     @property
     def cpu(self) -> float:
         return self.runner + self.postgres
+
+
+class Counted(NamedTuple):
+    """Hold what one run sends, and how often it waits for the disk."""
+
+    statements: int
+    commits: int
+    flushes: float
 
 
 Costs = dict[tuple[str, str], list[Cost]]
@@ -145,17 +153,17 @@ def _cost(sessions: Sessions, runner: int, kind: str, runs: int) -> Cost:
     postmaster = _postmaster(sessions)
     own = [connection.info.backend_pid for connection in (sessions.metastore, sessions.admin)]
 
-    def used() -> tuple[float, float, int]:
+    def used() -> tuple[float, float]:
         # Excludes the statements of the benchmark itself.
-        return cpu_seconds(runner), _tree(postmaster) - sum(map(cpu_seconds, own)), _flushes(sessions)
+        return cpu_seconds(runner), _tree(postmaster) - sum(map(cpu_seconds, own))
 
     before = used()
     for _ in range(runs):
         run(sessions, kind)
     time.sleep(0.5)  # ended backends are counted once the postmaster has noticed
     after = used()
-    runner_s, postgres_s, flushes = (late - early for early, late in zip(before, after, strict=True))
-    return Cost(1000 * runner_s / runs, 1000 * postgres_s / runs, flushes / runs)
+    runner_s, postgres_s = (late - early for early, late in zip(before, after, strict=True))
+    return Cost(1000 * runner_s / runs, 1000 * postgres_s / runs)
 
 
 def _postmaster(sessions: Sessions) -> int:
@@ -181,23 +189,16 @@ def _quietly(read: Callable[[int], float], pid: int) -> float:
         return 0.0
 
 
-def _flushes(sessions: Sessions) -> int:
-    row = database.one(
-        sessions.admin.execute("SELECT coalesce(sum(fsyncs), 0)::bigint AS n FROM pg_stat_io WHERE object = 'wal'")
-    )
-    return int(row["n"])
-
-
-def write(found: Costs, counted: dict[str, tuple[int, int]], runs: int) -> None:
+def write(found: Costs, counted: dict[str, Counted], runs: int) -> None:
     figures: dict[str, object] = {"rows": ROWS, "runs": runs}
     for kind in PIPELINES:
         for kept in KEPT:
             costs = found[kind, kept]
             figures[f"{kind}, {kept}, CPU ms"] = round(statistics.median(cost.cpu for cost in costs), 1)
             figures[f"{kind}, {kept}, of it PostgreSQL"] = round(statistics.median(cost.postgres for cost in costs), 1)
-            figures[f"{kind}, {kept}, flushes"] = round(statistics.median(cost.flushes for cost in costs), 1)
         pairs = zip(found[kind, "new sessions"], found[kind, "kept sessions"], strict=True)
-        figures[f"{kind}, kept sessions, statements"], figures[f"{kind}, kept sessions, commits"] = counted[kind]
+        for name, count in counted[kind]._asdict().items():
+            figures[f"{kind}, kept sessions, {name}"] = count
         figures[f"{kind}, times less CPU"] = round(statistics.median(new.cpu / kept.cpu for new, kept in pairs), 2)
     write_figures("small_runs", "Small runs", "A run over 300 rows of which ten have changed.", figures)
 
@@ -228,12 +229,14 @@ _COMMENTS = re.compile(r"--.*")
 _OTHERS = ("bench", "vitrina:lookout", "vitrina:heartbeat")
 # A tick of the runner may fall into a run; the minimum of this many runs has none.
 _LOGGED_RUNS = 9
+_FLUSHED_RUNS = 40
+_REPORTED_SECONDS = 11.0
 
 
-def count_statements() -> dict[str, tuple[int, int]]:
-    """Count statements, and commits that write, of one run of each kind in a runner that has done some."""
-    counted: dict[str, tuple[int, int]] = {}
-    logged = {"shared_buffers": "256MB", "log_min_duration_statement": "0"}
+def count() -> dict[str, Counted]:
+    """Count the statements, commits that write, and flushes of a run of each kind in a runner that has done some."""
+    counted: dict[str, Counted] = {}
+    logged = {"shared_buffers": "256MB", "log_min_duration_statement": "0", "fsync": "on"}
     with prepared(logged) as (settings, directory), open_sessions(settings) as sessions:
         define(sessions)
         row = database.one(sessions.admin.execute("SHOW data_directory"))
@@ -241,8 +244,34 @@ def count_statements() -> dict[str, tuple[int, int]]:
         with runner_process(settings, directory):
             for kind in PIPELINES:
                 found = [_counted(_logged(log, sessions, kind)) for _ in range(2 * _LOGGED_RUNS)]
-                counted[kind] = min(found[_LOGGED_RUNS:])
+                counted[kind] = Counted(*min(found[_LOGGED_RUNS:]), count_flushes(sessions, kind, _FLUSHED_RUNS))
     return counted
+
+
+def count_flushes(sessions: Sessions, kind: str, runs: int) -> float:
+    """Count the flushes of a run, less those of the same time at rest."""
+    for own in (sessions.metastore, sessions.admin):
+        own.execute("SET synchronous_commit = off")  # the benchmark's own commits wait for no flush
+    begin, began = _flushes(sessions), time.monotonic()
+    for _ in range(runs):
+        run(sessions, kind)
+    middle, ended = _flushes(sessions), time.monotonic()
+    at_rest = (_flushes(sessions) - middle) / (time.monotonic() - ended)
+    return round((middle - begin - at_rest * (ended - began)) / runs, 1)
+
+
+def _flushes(sessions: Sessions) -> int:
+    """Return the flushes of all sessions so far, when they have reported them. Idle ones do so after ten seconds."""
+    time.sleep(_REPORTED_SECONDS)
+    row = database.one(
+        sessions.admin.execute(
+            """
+            SELECT coalesce(sum(fsyncs), 0)::bigint AS n FROM pg_stat_io
+            WHERE object = 'wal' AND backend_type = 'client backend'
+            """
+        )
+    )
+    return int(row["n"])
 
 
 def _logged(log: Path, sessions: Sessions, kind: str) -> str:

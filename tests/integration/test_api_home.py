@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.api import DEFINITION, create, problem
 from vitrina.client import Client
+from vitrina.services.home import StaleMarts
 from vitrina.store import requests
 from vitrina.store.database import Connection
 
@@ -223,3 +224,18 @@ def _run(
         """,
         {"pipeline": pipeline_id, "status": status, "ago": hours_ago, "rows": rows, "metrics": metrics},
     )
+
+
+def test_ages_of_marts_are_kept_if_computing_them_takes_long(
+    api: httpx.Client, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = create(api, name="old", options={"max_lag_seconds": 60})["id"]
+    quick, slow = StaleMarts(), StaleMarts()
+    assert (quick.read(api_metastore), slow.read(api_metastore)) == ([], [])
+    monkeypatch.setattr("vitrina.services.home.QUICK_SECONDS", 0.0)
+    monkeypatch.setattr("vitrina.services.home._KEEP_FACTOR", 1e9)
+    assert slow.read(api_metastore) == []
+    monkeypatch.undo()
+    _run(api_metastore, old, hours_ago=2)
+    assert [row["pipeline"] for row in quick.read(api_metastore)] == ["old"]
+    assert slow.read(api_metastore) == []

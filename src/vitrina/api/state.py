@@ -14,6 +14,7 @@ from vitrina.api.failed_attempts import FailedAttempts
 from vitrina.api.feed import EventFeed
 from vitrina.api.pool import Pool
 from vitrina.observe.tracing import Tracing
+from vitrina.services.home import StaleMarts
 from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
@@ -32,6 +33,7 @@ class AppState:
     schema_version: str
     threads: ThreadPoolExecutor
     tracing: Tracing | None = None
+    stale_marts: StaleMarts = field(default_factory=StaleMarts)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     @contextmanager

@@ -1,4 +1,7 @@
-"""Query what the first page of the console shows. Every query is bounded, however many pipelines there are."""
+"""Query what the first page of the console shows. Every query is bounded, however many pipelines there are.
+
+Times are compared with now(): an index cannot be searched for a value of clock_timestamp(), which may change meanwhile.
+"""
 
 from typing import Any
 
@@ -25,7 +28,7 @@ def list_attention(connection: Connection, *, limit: int) -> list[Row]:
             SELECT 'overdue', p.id, p.name, p.next_run_at, NULL, NULL
             FROM etl.etl_pipelines p
             WHERE p.enabled AND p.status = 'IDLE' AND p.schedule_interval IS NOT NULL
-              AND p.next_run_at < clock_timestamp() - make_interval(secs => %(overdue)s)
+              AND p.next_run_at < now() - make_interval(secs => %(overdue)s)
             UNION ALL
             SELECT 'differs', p.id, p.name, checked.finished_at, checked.remaining, NULL
             FROM (
@@ -52,7 +55,7 @@ def list_attention(connection: Connection, *, limit: int) -> list[Row]:
             SELECT 'queued', p.id, p.name, p.status_since, NULL, NULL
             FROM etl.etl_pipelines p
             WHERE p.enabled AND p.status = 'RUN_REQUESTED'
-              AND p.status_since < clock_timestamp() - make_interval(secs => %(queued)s)
+              AND p.status_since < now() - make_interval(secs => %(queued)s)
         ), numbered AS (
             SELECT *, count(*) OVER (PARTITION BY kind) AS total,
                    row_number() OVER (PARTITION BY kind ORDER BY since DESC NULLS LAST, name) AS place
@@ -73,7 +76,7 @@ def list_activity(connection: Connection, *, hours: int, limit: int) -> list[Row
                extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::float8 AS seconds
         FROM (
             (SELECT id, pipeline_id, status, trigger, started_at, finished_at FROM etl.etl_runs
-             WHERE started_at > clock_timestamp() - make_interval(hours => %(hours)s)
+             WHERE started_at > now() - make_interval(hours => %(hours)s)
              ORDER BY started_at DESC, id DESC LIMIT %(limit)s)
             UNION
             (SELECT id, pipeline_id, status, trigger, started_at, finished_at FROM etl.etl_runs

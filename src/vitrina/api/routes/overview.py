@@ -33,7 +33,7 @@ def get_home(
 ) -> schemas.Home:
     """Show what needs attention, what ran lately, what comes next, and which runners are alive."""
     with state.pool.connection() as connection:
-        return home.home(connection, state.settings, hours=hours)
+        return home.home(connection, state.settings, state.stale_marts, hours=hours)
 
 
 @router.get("/schedule")

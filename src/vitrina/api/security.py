@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+import psycopg
 import structlog
 from fastapi import Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -15,7 +16,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from vitrina import json_values
 from vitrina.api import viewers
 from vitrina.api.state import AppState, state_of
-from vitrina.errors import ConfigError, FieldError, Forbidden, Invalid, TooManyRequests, Unauthenticated
+from vitrina.errors import CannotConnect, ConfigError, FieldError, Forbidden, Invalid, TooManyRequests, Unauthenticated
 from vitrina.sentences import say
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
@@ -128,6 +129,18 @@ def _authenticated(request: Request, state: AppState) -> Caller:
         log.warning("api.wrong_token", address=address, path=request.url.path[:200])
         raise Unauthenticated(say("request.unknown_token"))
     return caller
+
+
+def is_still_known(request: Request, state: AppState) -> bool:
+    """Return whether the token of an answer that is still being sent may be used, as it could when the answer began."""
+    if state.settings.auth == "off":
+        return True
+    secret = request.headers.get("authorization", "").partition(" ")[2].strip()
+    try:
+        with state.pool.connection() as connection:
+            return tokens.authenticate(connection, secret, request_id=None) is not None
+    except (CannotConnect, psycopg.Error):
+        return False  # the caller connects again, and is told why
 
 
 def _local(request: Request) -> Caller:

@@ -1,16 +1,17 @@
 """`/events`: stream events as they happen (server-sent events)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from vitrina.api import viewers
 from vitrina.api.feed import Event
-from vitrina.api.security import GuardedRoute, Viewer
+from vitrina.api.security import GuardedRoute, Viewer, is_still_known
 from vitrina.api.server import max_connections
 from vitrina.api.state import AppState, State
 from vitrina.errors import TooManyRequests
@@ -22,6 +23,8 @@ router = APIRouter(tags=["events"], route_class=GuardedRoute)
 
 _SIGN_OF_LIFE_SECONDS = 15
 _REPLAY_LIMIT = 5000
+# An event is delivered without looking at the token again if that was done less than this ago.
+_TRUST_SECONDS = 1.0
 
 
 @router.get(
@@ -31,6 +34,7 @@ _REPLAY_LIMIT = 5000
 )
 async def follow_events(
     *,
+    request: Request,
     state: State,
     caller: Viewer,
     last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)] = None,
@@ -46,11 +50,20 @@ async def follow_events(
     await asyncio.to_thread(state.feed.start)
     since = last_event_id if last_event_id is not None else after
     is_viewer = not caller.role.includes(Role.OPERATOR)
-    return EventSourceResponse(_stream(state, since, is_viewer=is_viewer), ping=_SIGN_OF_LIFE_SECONDS)
+    stream = _stream(state, since, lambda: is_still_known(request, state), is_viewer=is_viewer)
+    return EventSourceResponse(stream, ping=_SIGN_OF_LIFE_SECONDS)
 
 
-async def _stream(state: AppState, since: int | None, *, is_viewer: bool) -> AsyncIterator[ServerSentEvent]:
+async def _stream(
+    state: AppState, since: int | None, is_known: Callable[[], bool], *, is_viewer: bool
+) -> AsyncIterator[ServerSentEvent]:
+    """Yield events until the caller's token is revoked or expires. The stream then ends before the next event."""
+    looked_at = time.monotonic()
     async for event in state.feed.listen(lambda: _replay(state, since)):
+        if time.monotonic() - looked_at >= _TRUST_SECONDS:
+            if not await asyncio.to_thread(is_known):
+                return
+            looked_at = time.monotonic()
         event = viewers.shown(event) if is_viewer else event  # noqa: PLW2901
         yield ServerSentEvent(
             id=str(event["id"]),

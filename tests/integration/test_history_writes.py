@@ -146,7 +146,8 @@ def test_a_state_like_an_earlier_one_is_not_mistaken_for_it(workbench: Workbench
         "CREATE TABLE content.films AS SELECT n::bigint AS id, 'film ' || n AS title, n AS stand"
         " FROM generate_series(1, 10) n"
     )
-    query, options: dict[str, Any] = "SELECT id, title, stand FROM content.films", {"history": {}}
+    query = "SELECT id, title, stand FROM content.films"
+    options: dict[str, Any] = {"history": {}}
     fields: dict[str, Any] = {"mode": "incremental", "incremental_key": "stand", "target_key": ["id"]}
     workbench.pipeline("films", query, options=options, **fields)
     for title in ("film 10", "second", "film 10"):

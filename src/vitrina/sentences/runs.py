@@ -224,6 +224,7 @@ SENTENCES = {
     ),
     "run.spark_job_failed": "the job on the Spark cluster failed: {reason}",
     "run.spark_no_answer": "the Spark cluster ended the job without a result for a range of the key",
+    "run.spark_not_sent": "what the Spark cluster needs for this load cannot be sent: {error}",
     "run.spark_package_differs": (
         "executors of the Spark cluster have {package} {there}, the runner has {here}: install the same version in the"
         " cluster's image"
@@ -238,6 +239,10 @@ SENTENCES = {
     "run.spark_refused_login": "the Spark Connect server rejects the token in the connection's URL",
     "run.spark_restarted": (
         "the Spark Connect server no longer knows the job: it was restarted, or it ended the session"
+    ),
+    "run.spark_server_differs": (
+        "the cluster has Spark {there}, the runner's client is of {here}: install a client of the cluster's version on"
+        " the runners, or a later Spark on the cluster"
     ),
     "run.spark_silent": (
         "the Spark cluster has not answered for {seconds:.0f} s: all of its executors may be busy, or it cannot"

@@ -161,3 +161,19 @@ def test_errors_of_the_job_that_asks_for_versions_are_raised(monkeypatch: pytest
 
     with pytest.raises(FatalError, match="no such job"):
         cluster.differences("sc://host", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "warned"),
+    [
+        ("4.1.0", "4.1.2", False),
+        # A later server understands an earlier client.
+        ("4.1.0", "4.3.0", False),
+        ("4.3.0", "4.1.0", True),
+        ("4.10.0", "4.9.0", True),
+        ("4.1.0", "5.0.0", True),
+        ("4.1.0", None, False),
+    ],
+)
+def test_a_server_that_may_not_understand_the_client_is_named(client: str, server: str | None, warned: bool) -> None:
+    assert bool(list(cluster._older_server(client, server))) is warned

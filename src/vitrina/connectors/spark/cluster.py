@@ -3,6 +3,7 @@
 import json
 import platform
 import queue
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,21 @@ from vitrina.sentences import say
 _RETRIES = {"max_retries": 7, "initial_backoff": 100, "backoff_multiplier": 2.5, "max_backoff": 10_000, "jitter": 200}
 # How many leading components of a version must be equal on both sides.
 _COMPARED = {"vitrina": 4, "python": 2, "pyarrow": 1, "psycopg": 2}
+# The server does not know the session or the job any more: it was restarted, or it has discarded them.
+_FORGOTTEN = frozenset(
+    {
+        "INVALID_CURSOR.DISCONNECTED",
+        "INVALID_CURSOR.POSITION_NOT_AVAILABLE",
+        "INVALID_CURSOR.POSITION_NOT_FOUND",
+        "INVALID_HANDLE.OPERATION_ABANDONED",
+        "INVALID_HANDLE.OPERATION_NOT_FOUND",
+        "INVALID_HANDLE.SESSION_CHANGED",
+        "INVALID_HANDLE.SESSION_CLOSED",
+        "INVALID_HANDLE.SESSION_NOT_FOUND",
+        "OPERATION_CANCELED",
+    }
+)
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\]")
 # If these differ, the executor may not be able to unpickle steps and handles.
 _NEEDED = ("vitrina", "python")
 
@@ -59,7 +75,11 @@ def differences(url: str, limit_seconds: float) -> Sequence[str]:
     """
     asking = _Asking(connect(url))
     threading.Thread(target=asking.ask, name="spark-versions", daemon=True).start()
-    return [_sentence(name, *found) for name, found in _differing(asking.answer(limit_seconds).versions).items()]
+    there = asking.answer(limit_seconds).versions
+    import pyspark
+
+    differing = [_sentence(name, *found) for name, found in _differing(there).items()]
+    return [*differing, *_older_server(pyspark.__version__, there.get("spark"))]
 
 
 class _Asking:
@@ -116,6 +136,13 @@ def _differing(there: dict[str, str | None]) -> dict[str, tuple[str, str | None]
     }
 
 
+def _older_server(client: str, server: str | None) -> Iterator[str]:
+    """Warn if the server may not understand the client: later servers of the same major version do."""
+    here, there = ([int(part) for part in re.findall(r"\d+", version)[:2]] for version in (client, server or client))
+    if here > there or here[0] != there[0]:
+        yield say("run.spark_server_differs", here=client, there=server)
+
+
 def _sentence(name: str, here: str, there: str | None) -> str:
     if there is None:
         return say("run.spark_package_missing", package=name, here=here)
@@ -134,23 +161,55 @@ def translated() -> Iterator[None]:
 
 
 def error_of(exc: Exception) -> VitrinaError:
-    """Translate an exception of the client: the cluster was unreachable, was lost, or refused the job."""
-    from grpc import RpcError, StatusCode
+    """Translate an exception of the client: the cluster was unreachable, was lost, or refused the job.
 
-    reason = _first_line(exc)
-    if "PYTHON_VERSION_MISMATCH" in str(exc):
+    Only what is known to be temporary is tried again. A job that the server does not understand fails each time.
+    """
+    from grpc import StatusCode
+
+    reason, code = _first_line(exc), _status_of(exc)
+    condition = _condition_of(exc, reason)
+    if condition == "PYTHON_VERSION_MISMATCH":
         return FatalError(say("run.spark_python_differs", here=platform.python_version()))
-    cause: BaseException | None = exc
-    while cause is not None and not isinstance(cause, RpcError):
-        cause = cause.__cause__ or cause.__context__
-    code = cause.code() if isinstance(cause, RpcError) and hasattr(cause, "code") else None
     if code in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED):
         return CannotConnect(say("run.spark_unreachable"))
     if code in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
         return ConfigError(say("run.spark_refused_login"))
-    if any(word in reason for word in ("SESSION_", "OPERATION_", "INVALID_HANDLE")):
+    if condition in _FORGOTTEN:
         return TransientError(say("run.spark_restarted"))
-    return TransientError(say("run.spark_job_failed", reason=reason))
+    if _is_temporary(exc, code):
+        return TransientError(say("run.spark_job_failed", reason=reason))
+    return FatalError(say("run.spark_job_failed", reason=reason))
+
+
+def _is_temporary(exc: Exception, code: Any) -> bool:
+    """Return whether a job was aborted, as after the loss of executors, or its connection broke."""
+    from grpc import RpcError, StatusCode
+    from pyspark.errors.exceptions import connect as client
+
+    if type(exc) is client.SparkException:
+        return True
+    broken = (StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.ABORTED, StatusCode.CANCELLED)
+    return (type(exc) is client.SparkConnectGrpcException or isinstance(exc, RpcError)) and code in broken
+
+
+def _status_of(exc: BaseException) -> Any:
+    """Find the status of the call that failed, from which the client made the exception."""
+    from grpc import RpcError
+
+    cause: BaseException | None = exc
+    while cause is not None and not isinstance(cause, RpcError):
+        cause = cause.__cause__ or cause.__context__
+    return cause.code() if isinstance(cause, RpcError) and hasattr(cause, "code") else None
+
+
+def _condition_of(exc: Exception, reason: str) -> str | None:
+    """Return Spark's name for an error, such as INVALID_HANDLE.SESSION_CHANGED. Its messages begin with it."""
+    named = getattr(exc, "getCondition", lambda: None)()
+    if named:
+        return str(named)
+    found = _CONDITION.search(reason)
+    return found[1] if found else None
 
 
 def _first_line(exc: Exception) -> str:

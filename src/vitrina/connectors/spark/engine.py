@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import structlog
@@ -58,6 +58,14 @@ class SparkEngine:
         self._is_over = True
         if self._job is not None:
             self._job.cancel()
+
+
+class _Packed(NamedTuple):
+    """Hold what a job sends: the archive of steps, the tasks by their place, and the handle."""
+
+    steps: Path | None
+    rows: list[tuple[int, bytes]]
+    handle: bytes
 
 
 class _Job:
@@ -117,38 +125,44 @@ class _Job:
 
     def _collect(self) -> None:
         try:
-            with cluster.translated():
-                self._session = cluster.connect(self._opening.url)
-                # Tags belong to the thread: this one makes the thread's jobs interruptible.
-                self._session.addTag(self._tag)
-                self._ship()
-                for row in self._frame().toLocalIterator():
-                    self._found.put((row["place"], bytes(row["answer"])))
+            with tempfile.TemporaryDirectory() as directory:
+                # Outside of the translation: an error in this process is not one of the cluster.
+                packed = self._pack(Path(directory))
+                with cluster.translated():
+                    self._session = cluster.connect(self._opening.url)
+                    # Tags belong to the thread: this one makes the thread's jobs interruptible.
+                    self._session.addTag(self._tag)
+                    for row in self._sent(packed).toLocalIterator():
+                        self._found.put((row["place"], bytes(row["answer"])))
         except VitrinaError as exc:
             self._found.put(exc)
+        except Exception as exc:  # noqa: BLE001 - raised by the thread that collects results
+            self._found.put(FatalError(say("run.spark_not_sent", error=f"{type(exc).__name__}: {exc}")))
         finally:
             self._found.put(None)
             if self._is_over.is_set():
                 self._stop()  # the cancelling thread may not have seen the session yet
 
-    def _ship(self) -> None:
-        with tempfile.TemporaryDirectory() as directory:
-            packed = shipping.archive(self._opening.settings.transforms, Path(directory))
-            if packed is not None:
-                self._session.addArtifacts(str(packed), pyfile=True)
+    def _pack(self, directory: Path) -> "_Packed":
+        return _Packed(
+            steps=shipping.archive(self._opening.settings.transforms, directory),
+            rows=[(place, pickle.dumps(task)) for place, task in self._left.items()],
+            handle=pickle.dumps(self._opening.handle),
+        )
 
-    def _frame(self) -> Any:
+    def _sent(self, packed: "_Packed") -> Any:
+        """Send the job. The frame that is returned runs it."""
+        if packed.steps is not None:
+            self._session.addArtifacts(str(packed.steps), pyfile=True)
         answer = cluster.ask(self._session)
         cluster.require_fitting(answer.versions)
         self._refuse_cancelled()
-        rows = [(place, pickle.dumps(task)) for place, task in self._left.items()]
         numbers = Numbers(self._first_number, answer.attempt)
         proof = executor.proof_of(self._opening.settings)
-        handle = pickle.dumps(self._opening.handle)
-        fill = FillRanges(handle, self._plain(), numbers, proof, self._opening.redactor_of)
-        sent = self._session.createDataFrame(rows, executor.TASKS)
+        fill = FillRanges(packed.handle, self._plain(), numbers, proof, self._opening.redactor_of)
+        sent = self._session.createDataFrame(packed.rows, executor.TASKS)
         # Partition by position. Adaptive execution would merge small partitions, and ranges would wait for each other.
-        return sent.repartitionById(len(rows), "place").mapInArrow(fill, executor.ANSWERS)
+        return sent.repartitionById(len(packed.rows), "place").mapInArrow(fill, executor.ANSWERS)
 
     def _plain(self) -> dict[str, Any]:
         return {name: getattr(self._opening.settings, name) for name in _PLAIN}

@@ -17,13 +17,14 @@ def probe(batches: Iterator[Any]) -> Iterator[Any]:
 
     import pyarrow as pa
     from pyspark import TaskContext
+    from pyspark import __version__ as spark
 
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "spark": spark}
     for name in ("vitrina", "pyarrow", "psycopg"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None  # type: ignore[assignment]
+            found[name] = None
     for _ in batches:
         pass
     context = TaskContext.get()

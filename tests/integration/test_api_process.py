@@ -2,6 +2,7 @@
 
 import re
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -65,8 +66,16 @@ def test_workers_share_a_port_and_each_tells_what_all_have_counted(
             with Client(url, secret) as client:
                 client.list_targets()
         assert {_answered(url, "/targets") for _ in range(12)} == {30}
-        tokens.revoke(metastore, Caller("setup", Role.ADMIN), "admin")
-        for _ in range(12):
+        # Connections that stay open, as of a console, are with one worker each.
+        with ExitStack() as opened:
+            known = [opened.enter_context(Client(url, secret)) for _ in range(6)]
+            for client in known:
+                client.list_feeds()
+            tokens.revoke(metastore, Caller("setup", Role.ADMIN), "admin")
+            for client in known:
+                with pytest.raises(Unauthenticated):
+                    client.list_feeds()
+        for _ in range(4):
             with Client(url, secret) as client, pytest.raises(Unauthenticated):
                 client.list_targets()
         process.send_signal(signal.SIGTERM)

@@ -17,12 +17,14 @@ from pydantic import SecretStr
 from tests.integration.api import DEFINITION, create, problem, serving
 from vitrina.api.app import create_app
 from vitrina.api.security import GuardedRoute, Needs
-from vitrina.errors import ConfigError
+from vitrina.client import Client
+from vitrina.errors import ConfigError, Unauthenticated
 from vitrina.observe import logs
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
+from vitrina.store import events
 from vitrina.store.database import Connection
 
 SETUP = Caller("setup", Role.ADMIN)
@@ -78,6 +80,27 @@ def test_a_token_works_until_it_is_revoked_or_expired(guarded: httpx.Client, api
     assert guarded.get(PIPELINES, headers=bearer(secret)).status_code == 200
     tokens.revoke(api_metastore, SETUP, "ci")
     assert guarded.get(PIPELINES, headers=bearer(secret)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "ends", ["revoked_at = clock_timestamp()", "expires_at = clock_timestamp()"], ids=["revoked", "expired"]
+)
+def test_an_open_stream_ends_with_its_token(
+    guarded: httpx.Client, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Require that what happens afterwards is not told."""
+    monkeypatch.setattr("vitrina.api.routes.stream._TRUST_SECONDS", 0.0)
+    _, secret = tokens.create(api_metastore, SETUP, name="ci", role=Role.VIEWER)
+    newest = events.newest_id(api_metastore)
+    with Client(str(guarded.base_url), secret) as client:
+        stream = client.events(last_event_id=newest)
+        events.publish(api_metastore, "before", {})
+        assert next(stream).topic == "before"
+        api_metastore.execute(f"UPDATE etl.etl_api_tokens SET {ends} WHERE name = 'ci'".encode())
+        events.publish(api_metastore, "after", {})
+        assert list(stream) == []
+        with pytest.raises(Unauthenticated):
+            next(client.events(last_event_id=newest))
 
 
 def test_only_the_hash_of_a_token_is_kept(api_settings: Settings, api_metastore: Connection) -> None:

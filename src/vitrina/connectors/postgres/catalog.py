@@ -44,6 +44,8 @@ class Table:
     takes_every_row: bool
     # The number of unique indexes and exclusion constraints.
     ways_to_differ: int
+    # The number of exclusion constraints among them.
+    exclusions: int
     columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
@@ -120,6 +122,7 @@ _FIND_TABLE = Statement(
            ) AS takes_every_row,
            (SELECT count(*) FROM pg_catalog.pg_index i
             WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ,
+           (SELECT count(*) FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisexclusion) AS exclusions,
            NOT EXISTS (
                SELECT FROM pg_catalog.pg_index i
                CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
@@ -440,6 +443,7 @@ def with_columns(
         has_policies=False,
         takes_every_row=True,
         ways_to_differ=1,
+        exclusions=0,
         columns=new,
         primary_key=key,
         unique_keys=(key,),

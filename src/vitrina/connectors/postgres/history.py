@@ -4,10 +4,11 @@ A state is valid from the snapshot in which a run first saw it until the snapsho
 times of snapshots only increase, so states of one key never overlap, however late a transaction commits.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
@@ -36,9 +37,10 @@ _CLOCK = "timestamp with time zone"
 _FILLFACTOR = 50
 # Returned with the position of a current row: its partition, and since when it is current.
 _PART, _BEGAN = f"{merge.POSITION}_part", f"{merge.POSITION}_began"
-# Range types of these are ordered, so an exclusion constraint can use them without an extension.
+# Range types of these are ordered, so an exclusion constraint can use them without an extension. Integers become
+# numeric: a range of bigint cannot contain the greatest one, because its upper bound is the next.
 _RANGES = {
-    "smallint": "int8range", "integer": "int8range", "bigint": "int8range", "numeric": "numrange", "date": "daterange",
+    "smallint": "numrange", "integer": "numrange", "bigint": "numrange", "numeric": "numrange", "date": "daterange",
     "timestamp without time zone": "tsrange", _CLOCK: "tstzrange",
 }  # fmt: skip
 
@@ -93,7 +95,7 @@ def _generation(connection: Connection) -> SQL:
 def _exclusion(
     connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str], history: History
 ) -> Composed:
-    types = {column.name: column.type.partition("(")[0] for column in result}
+    types = {column.name: re.sub(r"\([^)]*\)", "", column.type) for column in result}
     foreign = [name for name in key if types[name] not in _RANGES]
     if foreign and not _has_extension(connection, "btree_gist"):
         raise FatalError(say("run.history_needs_gist", column=foreign[0], type=types[foreign[0]], target=target))
@@ -269,25 +271,23 @@ class Versioned:
     places: tuple[str, ...]
 
 
-def write(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
-    """Close outdated states and add a state for each staged row that has none: new keys and changed rows."""
-    if may_renew(connection, merging.target, history):
-        return _renew(connection, merging, history, at)
-    return _close_then_add(connection, merging, history, at)
-
-
 def may_renew(connection: Connection, table: Table, history: History) -> bool:
     """Return whether a row may be closed and followed by its next state before the next row is processed.
 
     If rows have further unique constraints than a history needs, a row may take over a value of one that is closed
-    later.
+    later. The server must also refuse a repeated key at once, and a key must not be in a child table too.
     """
     merges = connection.info.server_version >= merge.COUNTS_MERGED_ROWS
-    return merges and table.takes_every_row and table.ways_to_differ == (3 if history.exclusion else 2)
+    unique = table.ways_to_differ - table.exclusions
+    is_plain = unique == 2 and table.exclusions <= (1 if history.exclusion else 0)
+    return merges and is_plain and table.takes_every_row and table.refuses_repeats and not table.has_children
 
 
-def _renew(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
-    """Write in one statement, which looks up each staged row once."""
+def renew(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
+    """Close outdated states and add those of new keys and changed rows, looking up each staged row once.
+
+    The caller takes the savepoint back if the server refuses a row.
+    """
     row = database.last_row(connection.execute(_BY_INDEX.format(Identifier(RENEWAL), _renewal(merging, history, at))))
     counts = Counts(inserted=row["written"] - row["closed"] - row["ahead"], updated=row["renewed"])
     return Versioned(counts, replace(counts, updated=row["closed"]), row["ahead"], tuple(row["places"]))
@@ -296,10 +296,17 @@ def _renew(connection: Connection, merging: Merge, history: History, at: datetim
 # Begins with a savepoint, because the caller names a key that two rows repeat. Rows are looked up by the index of
 # current states. Without statistics, the planner assumes that almost all states are closed and would read the mart.
 RENEWAL = "vitrina_renewal"
+# What the server says to a repeated key, and to values of a constraint that rows exchange.
+REFUSED = (psycopg.errors.CardinalityViolation, psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)
 _BY_INDEX = SQL(
     "SAVEPOINT {0}; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; {1};"
     " SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT; RELEASE {0}"
 )
+
+
+def take_back(connection: Connection) -> None:
+    """Undo a renewal that the server refused."""
+    connection.execute(SQL("ROLLBACK TO {0}; RELEASE {0}").format(Identifier(RENEWAL)))
 
 
 def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
@@ -348,8 +355,8 @@ def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
     )
 
 
-def _close_then_add(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
-    """Write in two statements: all outdated states are closed before any is added."""
+def close_then_add(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
+    """Write the same in two statements: all outdated states are closed before any is added."""
     closed = database.one(connection.execute(_close_changed(merging, history, at)))
     made = database.one(connection.execute(_add_missing(merging, history, at)))
     counts = Counts(inserted=made["made"] - closed["closed"], updated=closed["closed"])
@@ -423,8 +430,8 @@ def _count_missing(merging: Merge, history: History) -> Composed:
 def replace_all(connection: Connection, merging: Merge, history: History, at: datetime, *, deletes: bool) -> Versioned:
     """Make the current states equal to the staged rows, in one statement that joins the two once.
 
-    New states are built from the rows that the UPDATE returns, so each is added after its predecessor was closed. No
-    key is current twice, not even within the statement.
+    New states are built from the rows that the UPDATE returns. Counting these first makes the server close all states
+    before it adds one, so that rows may exchange values of a unique index over current rows.
     """
     row = database.one(connection.execute(_statement(merging, history, at, deletes=deletes)))
     renewed = row["renewed"]
@@ -448,9 +455,11 @@ def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool)
             RETURNING c."_op" AS "_op", {returned}
         ), made AS (
             INSERT INTO {target} ({columns}, {since}{flag}){overriding}
-            SELECT {columns}, {at}{flagged} FROM closed WHERE "_op" = 'U'
-            UNION ALL
-            SELECT {columns}, {at}{flagged} FROM changed WHERE "_op" = 'I'
+            SELECT n.* FROM (
+                SELECT {columns}, {at}{flagged} FROM closed WHERE "_op" = 'U'
+                UNION ALL
+                SELECT {columns}, {at}{flagged} FROM changed WHERE "_op" = 'I'
+            ) AS n WHERE (SELECT count(*) FROM closed) IS NOT NULL
             RETURNING ctid AS place
         )
         SELECT c.*, k.*, m.* FROM
@@ -536,18 +545,43 @@ def fill(connection: Connection, merging: Merge, history: History, at: datetime,
     ).rowcount
 
 
-def close(connection: Connection, table: Table, history: History, condition: Composable, at: datetime) -> int:
-    """Close the current states that match the condition on the alias `q`: their keys left the source."""
-    return connection.execute(
-        SQL("UPDATE {} AS q SET {} = {}{} WHERE q.{} IS NULL AND {}").format(
-            table.identifier,
-            Identifier(history.valid_to),
-            _moment(at),
-            _flag(table, history, ", {} = false"),
-            Identifier(history.valid_to),
-            condition,
+class Closed(NamedTuple):
+    """Report how many states were closed, and a key of one that is not older than the snapshot."""
+
+    rows: int
+    ahead: str | None
+
+
+def close(
+    connection: Connection, table: Table, history: History, condition: Composable, at: datetime, *, key: Sequence[str]
+) -> Closed:
+    """Close the current states that match the condition on the alias `q`: their keys left the source.
+
+    A state that began in this snapshot, or later, stays open: it would be valid at no time.
+    """
+    row = database.one(
+        connection.execute(
+            SQL(
+                """
+                WITH closed AS (
+                    UPDATE {target} AS q SET {until} = CASE WHEN q.{since} < {at} THEN {at} END{ended}
+                    WHERE q.{until} IS NULL AND {condition}
+                    RETURNING q.{until} AS until, concat_ws(', ', {key}) AS example
+                )
+                SELECT count(*) AS rows, min(example) FILTER (WHERE until IS NULL) AS ahead FROM closed
+                """
+            ).format(
+                target=table.identifier,
+                since=Identifier(history.valid_from),
+                until=Identifier(history.valid_to),
+                at=_moment(at),
+                ended=_flag(table, history, ", {} = false"),
+                condition=condition,
+                key=_comma(SQL("q.{}::text").format(Identifier(name)) for name in key),
+            )
         )
-    ).rowcount
+    )
+    return Closed(row["rows"], row["ahead"])
 
 
 def _flag(table: Table, history: History, written: str) -> Composable:

@@ -344,7 +344,10 @@ class PostgresWriter:
         known = mart_identity.remember(self.table, rows, before)
         if self._written is None:
             return known
-        return known | mart_identity.witnesses(self.connection, self.table, self._key, self._columns, self._written)
+        # A key may have had the same values before: only the time tells an older copy from the mart.
+        since = (self._history.valid_from,) if self._history else ()
+        key, columns = (*self._key, *since), (*self._columns, *since)
+        return known | mart_identity.witnesses(self.connection, self.table, key, columns, self._written)
 
     def clear_columns(self, names: Sequence[str]) -> int:
         """Set columns to NULL in all rows."""
@@ -423,12 +426,7 @@ class PostgresWriter:
 
         Only rows that were not written may still repeat a key, and such a batch is counted.
         """
-        try:
-            counts = self.write_states(batch)
-        except (psycopg.errors.CardinalityViolation, psycopg.errors.UniqueViolation):
-            self.connection.execute(SQL("ROLLBACK TO {}").format(Identifier(history.RENEWAL)))
-            self._refuse_duplicates(batch)
-            raise
+        counts = self.write_states(batch)
         unchanged = rows - counts.inserted - counts.updated
         if unchanged and self._repeats_keys(batch):
             self._refuse_duplicates(batch)
@@ -487,13 +485,25 @@ class PostgresWriter:
         if replaces:
             done = history.replace_all(self.connection, merging, kept, at, deletes=deletes)
         else:
-            done = history.write(self.connection, merging, kept, at)
+            done = self._write_states(merging, kept, at)
         if done.ahead:
             raise self._not_later(merging, kept, at)
         self._know_places(done.places)
         if done.counts != done.planned:
             self._refuse_partial(done.planned, done.counts)
         return done.counts
+
+    def _write_states(self, merging: Merge, kept: History, at: datetime) -> history.Versioned:
+        """Close each state right before its successor is added, unless the table requires, or the server demands, that
+        all are closed first: rows may exchange values of a constraint of the mart's own.
+        """
+        if history.may_renew(self.connection, merging.target, kept):
+            try:
+                return history.renew(self.connection, merging, kept, at)
+            except history.REFUSED:
+                history.take_back(self.connection)
+                self._refuse_duplicates(merging)
+        return history.close_then_add(self.connection, merging, kept, at)
 
     def _require_history(self) -> tuple[History, datetime]:
         if self._history is None or self.snapshot_at is None:
@@ -511,8 +521,7 @@ class PostgresWriter:
     def delete_rows(self, condition: Composable) -> int:
         """Delete rows that left the source and match the condition on the alias `q`."""
         if self._history:
-            kept, at = self._require_history()
-            return history.close(self.connection, self.table, kept, condition, at)
+            return self._close_states(condition)
         if self._soft:
             return self.connection.execute(
                 SQL("UPDATE {0} AS q SET {1} = now() WHERE q.{1} IS NULL AND {2}").format(
@@ -522,6 +531,16 @@ class PostgresWriter:
         return self.connection.execute(
             SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
         ).rowcount
+
+    def _close_states(self, condition: Composable) -> int:
+        kept, at = self._require_history()
+        closed = history.close(self.connection, self.table, kept, condition, at, key=self._key)
+        if closed.ahead is None:
+            return closed.rows
+        latest = self.latest_snapshot()
+        if latest is not None and latest > at:
+            raise FatalError(say("run.history_ahead", target=self._target, latest=latest, at=at))
+        raise self._duplicate_keys(1, closed.ahead)
 
     def refuse_shrinking(self, removed: int) -> None:
         """Apply the guard of a publish for a caller that deletes rows itself."""

@@ -437,6 +437,8 @@ class RangeUnderWay(Answer):
 
     part: int
     range: str
+    # Rows read so far, as last reported; executors of a cluster do not report them.
+    rows: int | None = None
 
 
 class RangesProgress(Answer):
@@ -446,6 +448,8 @@ class RangesProgress(Answer):
     left: int
     workers: int
     under_way: list[RangeUnderWay] = []
+    # How many of these a cluster runs now; the others wait there. None for processes of the runner, which run all.
+    running: int | None = None
 
 
 class Progress(Answer):

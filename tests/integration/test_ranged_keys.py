@@ -27,6 +27,11 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "days before Christ": [("date", "'0003-06-01 BC'::date + i")],
     "moments": [("timestamptz", "'2026-03-29 00:00+00'::timestamptz + i * interval '61 seconds 7 microseconds'")],
     "spans": [("interval", "i * interval '1 month 2 days 3.5 seconds'")],
+    "arrays of numbers": [("int[]", "ARRAY[i % 10, i]")],
+    "arrays of texts": [("text[]", r"""ARRAY['a"b,' || i % 7, NULL, E'{\\' || i]""")],
+    "ranges of numbers": [("int4range", "int4range(i, i + 3)")],
+    "documents": [("jsonb", "jsonb_build_object('of', i % 5, 'id', i)")],
+    "bits": [("bit varying", "i::bit(16)::bit varying")],
     "an enum and a number": [("content.genre", "(enum_range(NULL::content.genre))[1 + i % 3]"), ("int", "i")],
     "a domain": [("content.code", "'c' || i")],
     "one tenant has nearly everything": [

@@ -263,7 +263,7 @@ def rely_on(
     chance = random.Random(seed)
 
     @contextmanager
-    def pool(run: Any, handle: FillHandle) -> Iterator[Unreliable]:
+    def pool(run: Any, handle: FillHandle, progress: Any) -> Iterator[Unreliable]:
         engine = kind(handle, run.job.settings, chance, losses)
         try:
             yield engine
@@ -443,6 +443,57 @@ def test_a_row_without_a_key_is_refused_by_name(bench: Workbench, monkeypatch: p
     assert "id" in run["error_message"]
 
 
+FAILING = """
+from vitrina.transforms import transform
+
+@transform("fail_some", rows=True)
+def fail_some(row):
+    if row["id"] % 100 == 0:
+        raise ValueError("odd")
+    return row
+"""
+
+
+@pytest.mark.parametrize(("most", "status"), [(15, "SUCCESS"), (12, "FAILED")])
+def test_rejected_rows_are_counted_over_the_whole_load(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, status: str
+) -> None:
+    """Those of ranges that were accepted before the load was interrupted count too."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bench.settings = bench.settings.model_copy(update={"transforms": "failing"})
+    rely_on(monkeypatch, seed=1, losses=0.0)
+    params = {"on_error": "dead_letter", "max_dead_letters": most}
+    step = {"order_index": 1, "task_type": "PYTHON", "body": "fail_some", "params": params}
+    tasks = [{"order_index": 0, "task_type": "SQL", "body": QUERY}, step]
+    bench.pipeline("films", QUERY, source_query=None, tasks=tasks, target_key=["id"], batch_size=100, options=CUT)
+    bench.request("films")
+    bench.lose_a_runner("batch.committed:crash:5")
+    bench.recover()
+
+    bench.perform(bench.claim())
+
+    run = bench.last_run("films")
+    assert run["status"] == status, run["error_message"]
+    assert run["metrics"]["continued"][0]["rows"] > 0
+    assert status == "SUCCESS" or "more than 12 rows in this load" in run["error_message"]
+
+
+def test_a_range_that_loses_every_worker_ends_the_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rely_on(monkeypatch, seed=1, losses=1.0)
+    options = CUT | {"route": "copy", "parallel": 2, "max_attempts": 1}
+    bench.pipeline("films", QUERY, target_key=["id"], options=options)
+
+    with capture_logs() as lines:
+        run = bench.run("films")
+
+    assert run["status"] == "FAILED"
+    assert "the worker is gone" in run["error_message"]
+    tries = begun(lines)
+    assert max(tries.count(name) for name in tries) == ranged._MOST_LOSSES
+    assert bench.sql("SELECT count(*) AS rows FROM analytics.films") == [{"rows": 0}]
+
+
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
@@ -520,6 +571,41 @@ def test_a_snapshot_in_which_all_ranges_are_read_is_not_mixed(
 
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert run["metrics"]["consistency"] == "snapshot"
+    assert difference(bench) == []
+
+
+class Busy(Unreliable):
+    """Begin only when the run has said that it waits; note which snapshots are held until then."""
+
+    bench: Workbench
+    held: list[Any]
+
+    def await_accepted(self, check: Callable[[], object]) -> None:
+        def is_told() -> bool:
+            check()
+            return bool(self.bench.sql("SELECT 1 FROM etl.etl_runs WHERE metrics ->> 'waiting' LIKE '%has not begun%'"))
+
+        until(is_told, seconds=30)
+        self.held.append(
+            self.bench.sql(
+                "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_export_snapshot%'"
+                " AND pid <> pg_backend_pid() AND datname = current_database()"
+            )
+        )
+
+
+def test_no_snapshot_is_held_while_a_cluster_is_busy(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(Busy, "bench", bench, raising=False)
+    monkeypatch.setattr(Busy, "held", [], raising=False)
+    rely_on(monkeypatch, seed=1, losses=0.0, kind=Busy)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    run = bench.run("films")
+
+    assert Busy.held == [[]]
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"].get("waiting") is None
     assert difference(bench) == []
 
 

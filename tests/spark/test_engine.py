@@ -74,9 +74,27 @@ class Interrupted(Exception):
     """The run was ended while it waited."""
 
 
+class Seen:
+    """Keep the numbers of tasks that the cluster was reported to run."""
+
+    def __init__(self) -> None:
+        self.tasks: list[int] = []
+
+    def read(self, number: int, rows: int) -> None:
+        raise AssertionError("executors report no rows before they answer")
+
+    def running(self, tasks: int) -> None:
+        self.tasks.append(tasks)
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
 @pytest.fixture
 def open_engine(
-    spark: SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Seen
 ) -> Iterator[Callable[[], SparkEngine]]:
     (tmp_path / "spark_handles.py").write_text(HANDLES)
     (tmp_path / "attempts").mkdir()
@@ -91,7 +109,7 @@ def open_engine(
     def made() -> SparkEngine:
         handle = import_module("spark_handles").Handle(str(tmp_path / "attempts"))
         settings = Settings(transforms="spark_handles")
-        engine = SparkEngine(EngineOpening(handle, settings, spark.url, reserve, logs.redactor_of))
+        engine = SparkEngine(EngineOpening(handle, settings, spark.url, reserve, logs.redactor_of, seen))
         opened.append(engine)
         return engine
 
@@ -138,6 +156,21 @@ def test_a_range_whose_process_dies_is_tried_again_under_another_number(
     tried = [name for name in attempts(tmp_path) if name.startswith("dies-")]
     assert len(tried) == 2
     assert f"dies-{dying.filled.part.number}" in tried
+
+
+def test_an_executor_is_awaited_before_there_are_tasks_and_running_tasks_are_counted(
+    open_engine: Callable[[], SparkEngine], seen: Seen
+) -> None:
+    engine = open_engine()
+    engine.await_accepted(lambda: None)
+    [task] = ranges_of("slow")
+    engine.submit(task)
+
+    # The job is recalled when it was seen to run.
+    [found] = list(engine.results(lambda: max(seen.tasks, default=0) == 1))
+
+    assert found.is_recalled
+    assert found.task == task
 
 
 @pytest.mark.takes_long

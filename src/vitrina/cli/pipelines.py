@@ -13,6 +13,9 @@ from vitrina.errors import Conflict
 if TYPE_CHECKING:
     from vitrina.schemas import Accepted, Checkpoint, Pipeline, PipelineStatus
 
+# Ranges that are named; a cluster may run hundreds.
+_SHOWN_RANGES = 8
+
 group = typer.Typer(help="List pipelines; get, create or delete one.", rich_markup_mode=None)
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -194,6 +197,7 @@ def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
         "needs attention": "; ".join(seen.needs_attention.values()) or None,
         "runner": _runner_line(seen),
         "progress": _progress_line(seen),
+        "ranges under way": _under_way_line(seen),
         "following": seen.following and f"as of {seen.following.as_of}, {duration(seen.following.lag_seconds)} behind",
         "checkpoint": _checkpoint_line(seen.checkpoint),
         "guarantee": seen.guarantee,
@@ -230,6 +234,18 @@ def _progress_line(seen: "PipelineStatus") -> str | None:
     ranges = progress.ranges
     pieces = f"{ranges.done:,} of {ranges.done + ranges.left:,} ranges" if ranges else f"{progress.batches:,} batches"
     return f"{percent}{progress.rows_read:,} rows in {pieces}{speed}{left}"
+
+
+def _under_way_line(seen: "PipelineStatus") -> str | None:
+    """Name the ranges of the key under way, with the rows that were read of each."""
+    ranges = seen.progress.ranges if seen.progress else None
+    if ranges is None or not ranges.under_way:
+        return None
+    shown = ranges.under_way[:_SHOWN_RANGES]
+    names = [f"{one.range} ({one.rows:,} rows)" if one.rows is not None else one.range for one in shown]
+    more = f" and {len(ranges.under_way) - len(shown)} more" if len(ranges.under_way) > len(shown) else ""
+    running = f"; the cluster runs {ranges.running:,} of them" if ranges.running is not None else ""
+    return f"{', '.join(names)}{more}{running}"
 
 
 def _checkpoint_line(checkpoint: "Checkpoint | None") -> str | None:

@@ -9,7 +9,7 @@ from vitrina.loads.plan import Plan
 from vitrina.observe import logs
 from vitrina.ports import registry
 from vitrina.ports.connector import Connector
-from vitrina.ports.ranges import Engine, EngineOpening, FillHandle
+from vitrina.ports.ranges import Engine, EngineOpening, FillHandle, Progress
 from vitrina.sentences import say
 from vitrina.settings import Settings
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 45.0
 
 
-def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -> Engine:
+def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int], progress: Progress) -> Engine:
     """Open the engine that the pipeline requests."""
     job = run.job
     if job.definition.options.engine == LOCAL:
@@ -28,12 +28,12 @@ def open_engine(run: "Run", handle: FillHandle, reserve: Callable[[int], int]) -
         from vitrina.loads.local_pool import LocalPool
 
         limit = run.control.silence_limit_seconds
-        return LocalPool(handle, job.settings, run.plan.workers, silence_limit_seconds=limit)
+        return LocalPool(handle, job.settings, run.plan.workers, silence_limit_seconds=limit, progress=progress)
     connector = _connector(job.definition)
     if connector.open_engine is None:
         raise ConfigError(f"{connector.name} is not an engine")
     url = _url(job.definition, job.settings)
-    return connector.open_engine(EngineOpening(handle, job.settings, url, reserve, logs.redactor_of))
+    return connector.open_engine(EngineOpening(handle, job.settings, url, reserve, logs.redactor_of, progress))
 
 
 def warnings(plan: Plan, definition: Definition, settings: Settings) -> tuple[str, ...]:

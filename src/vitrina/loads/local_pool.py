@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from vitrina.errors import TransientError, VitrinaError
-from vitrina.ports.ranges import FilledRange, FillHandle, Result, Task
+from vitrina.ports.ranges import UNWATCHED, FilledRange, FillHandle, Progress, Result, Task
 from vitrina.ports.worker_errors import unpacked
 from vitrina.sentences import say
 from vitrina.settings import Settings
@@ -38,8 +38,15 @@ class LocalPool:
     """Run attempts in up to `workers` processes, which are started when they are needed."""
 
     def __init__(
-        self, handle: FillHandle, settings: Settings, workers: int, *, silence_limit_seconds: float = float("inf")
+        self,
+        handle: FillHandle,
+        settings: Settings,
+        workers: int,
+        *,
+        silence_limit_seconds: float = float("inf"),
+        progress: Progress = UNWATCHED,
     ) -> None:
+        self._progress = progress
         self._handle = handle
         self._settings = settings
         self._most = workers
@@ -139,7 +146,7 @@ class LocalPool:
 
     def _filled(self, process: "_Process", task: Task) -> FilledRange:
         process.send(task)
-        found: FilledRange = process.answer("filled")
+        found: FilledRange = process.answer("filled", lambda rows: self._progress.read(task.number, rows))
         return found
 
 
@@ -174,6 +181,12 @@ class _Process:
                 descriptors = (theirs.fileno(), life_end, control.fileno())
                 given = (*descriptors, sys.__stderr__.fileno() if sys.__stderr__ else 2)
                 self._process = templates.fork(given, dict(os.environ), modules) or _spawn(descriptors)
+        except BaseException as exc:
+            self._line.close()
+            os.close(life)
+            if isinstance(exc, OSError):
+                raise TransientError(say("run.worker_not_started", error=exc)) from exc
+            raise
         finally:
             os.close(life_end)
         self.pid = self._process.pid
@@ -186,13 +199,15 @@ class _Process:
         except OSError as exc:
             raise self._epitaph() from exc
 
-    def answer(self, wanted: str) -> Any:
+    def answer(self, wanted: str, progressed: Callable[[int], None] = lambda rows: None) -> Any:
         """Wait for the answer. Log lines and progress arrive before it; an error is raised here."""
         while True:
             kind, said = self._receive()
             if kind == "log":
                 method, fields = said
                 getattr(structlog.get_logger(), method)(fields.pop("event", ""), **fields)
+            elif kind == "progress":
+                progressed(said)
             elif kind == "error":
                 raise unpacked(said)
             elif kind == wanted:

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, MutableMapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -22,6 +23,8 @@ from vitrina.settings import Settings
 from vitrina.store import database
 from vitrina.transforms import forking, process
 from vitrina.transforms.child_process import be_modest, end_with_runner
+
+_PROGRESS_SECONDS = 0.5
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -84,16 +87,29 @@ def _opened(line: Pipe, settings: Settings, handle: FillHandle) -> Filler | None
 
 
 def _fill(line: Pipe, filler: Filler, task: Task) -> None:
-    def progressed(rows: int) -> None:
-        line.send("progress", rows)
-
+    progress = _Progress(line)
     try:
         with database.translated("loading a range of the key"):
-            filled = filler.fill(task, progressed)
+            filled = filler.fill(task, progress)
     except BaseException as exc:  # noqa: BLE001 - as above
         line.send("error", packed(exc))
     else:
         line.send("filled", filled)
+
+
+class _Progress:
+    """Report rows twice a second at most: pieces of COPY data are small."""
+
+    def __init__(self, line: Pipe) -> None:
+        self._line = line
+        self._rows = 0
+        self._sent_at = time.monotonic()
+
+    def __call__(self, rows: int) -> None:
+        self._rows += rows
+        if time.monotonic() - self._sent_at >= _PROGRESS_SECONDS:
+            self._line.send("progress", self._rows)
+            self._rows, self._sent_at = 0, time.monotonic()
 
 
 class _Forwarding:

@@ -1,8 +1,9 @@
 """Run a full load in ranges of the key: workers load them in parallel, the run commits each and publishes once."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitrina.errors import FatalError, SnapshotGone, StepFailed
@@ -12,12 +13,26 @@ from vitrina.loads.run import Run
 from vitrina.ports.batch import Part, PartId
 from vitrina.ports.checkpoint import FRESHEST, RANGES, Checkpoint
 from vitrina.ports.checks import later
-from vitrina.ports.ranges import Engine, FilledRange, FillHandle, KeyRange, Result, SharedSnapshot, Splits, Task
+from vitrina.ports.ranges import (
+    Engine,
+    FilledRange,
+    FillHandle,
+    KeyRange,
+    Result,
+    SharedSnapshot,
+    Splits,
+    Task,
+    WaitsForCluster,
+)
 from vitrina.ports.target import Load
 from vitrina.sentences import say
 
 # Position in the checkpoint while ranges are left: there is no single key to resume after.
 UNFINISHED = '["ranges"]'
+# A run says that it waits for a cluster if nothing has begun after this time.
+_SILENT_SECONDS = 5.0
+# How often the progress of ranges under way is recorded.
+_TELL_SECONDS = 2.0
 # A range that has lost this many workers may be the cause.
 _MOST_LOSSES = 3
 # A worker stops after this many times the intended rows of a range, and leaves the rest to others.
@@ -33,16 +48,41 @@ def fill(run: Run, load: Load) -> None:
         raise FatalError(f"{run.job.source.name} is not read in ranges")
     window = window_of(run.job)
     handle = range_filling.handle_of(run.job, load, window, steps.moment())
-    with source.share(window) as snapshot, _opened(run, handle) as engine:
-        RangedFill(run, load, source, snapshot, engine).fill()
+    progress = _Progress()
+    with _opened(run, handle, progress) as engine:
+        # First: while a snapshot is held, the source cannot clean up rows, and a cluster may be busy for hours.
+        _await_accepted(run, engine)
+        with source.share(window) as snapshot, _cancelled_on_error(engine):
+            RangedFill(run, load, source, snapshot, engine, progress=progress).fill()
+
+
+def _await_accepted(run: Run, engine: Engine) -> None:
+    if not isinstance(engine, WaitsForCluster):
+        return
+    began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > _SILENT_SECONDS:
+            run.context.waits_because = say("run.engine_waits", engine=run.job.definition.options.engine)
+        run.while_waiting()
+
+    engine.await_accepted(check)
+    run.context.waits_because = None
+    run.while_waiting()
 
 
 @contextmanager
-def _opened(run: Run, handle: FillHandle) -> Iterator[Engine]:
-    engine = engines.open_engine(run, handle, lambda count: _reserve(run, count))
+def _opened(run: Run, handle: FillHandle, progress: "_Progress") -> Iterator[Engine]:
+    engine = engines.open_engine(run, handle, lambda count: _reserve(run, count), progress)
     run.context.attach(_Cancelling(engine))
-    try:
+    with _cancelled_on_error(engine):
         yield engine
+
+
+@contextmanager
+def _cancelled_on_error(engine: Engine) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         engine.cancel()
         raise
@@ -73,6 +113,8 @@ class Left:
     done: int = 0
     # The last part number before this load.
     number_before: int = 0
+    # How many rows of the accepted ranges each step rejected, by its order index.
+    rejected: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: Checkpoint) -> "Left | None":
@@ -80,28 +122,61 @@ class Left:
         if told is None:
             return None
         ranges = tuple(KeyRange(_position(after), _position(upto)) for after, upto in told["left"])
-        return cls(ranges, told["done"], told.get("number_before", found.batch_no))
+        rejected = {int(place): count for place, count in told.get("rejected", {}).items()}
+        return cls(ranges, told["done"], told.get("number_before", found.batch_no), rejected)
 
     def as_json(self) -> dict[str, Any]:
         left = [[one.after, one.upto] for one in self.ranges]
-        return {"left": left, "done": self.done, "number_before": self.number_before}
+        rejected = {str(place): count for place, count in self.rejected.items() if count}
+        return {"left": left, "done": self.done, "number_before": self.number_before, "rejected": rejected}
 
-    def without(self, one: KeyRange, rest: tuple[KeyRange, ...]) -> "Left":
+    def without(self, one: KeyRange, rest: tuple[KeyRange, ...], rejected: Mapping[int, int]) -> "Left":
         """Accept a range, or its beginning; `rest` is the part of it that was not read."""
         at = self.ranges.index(one)
         ranges = (*self.ranges[:at], *rest, *self.ranges[at + 1 :])
-        return replace(self, ranges=ranges, done=self.done + 1)
+        total = {place: self.rejected.get(place, 0) + rejected.get(place, 0) for place in {*self.rejected, *rejected}}
+        return replace(self, ranges=ranges, done=self.done + 1, rejected=total)
 
 
 def _position(found: list[str | None] | None) -> tuple[str | None, ...] | None:
     return None if found is None else tuple(found)
 
 
+class _Progress:
+    """Hold what engines report of attempts under way. Their threads write it, and the run's thread reads it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        # How many tasks a cluster runs; None: it has not said so, and local workers run all that are submitted.
+        self.tasks: int | None = None
+        self.worked_at = time.monotonic()
+        self.has_changed = False
+
+    def read(self, number: int, rows: int) -> None:
+        self.rows[number] = self.rows.get(number, 0) + rows
+        self.has_changed = True
+
+    def running(self, tasks: int) -> None:
+        self.has_changed = self.has_changed or tasks != self.tasks
+        self.tasks = tasks
+        if tasks:
+            self.worked_at = time.monotonic()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether a cluster has run no task for a while."""
+        return self.tasks == 0 and time.monotonic() - self.worked_at > _SILENT_SECONDS
+
+
 class RangedFill:
     """Submit ranges to an engine, collect the results, and commit each range once."""
 
-    def __init__(self, run: Run, load: Load, source: Splits, snapshot: SharedSnapshot, engine: Engine) -> None:
+    def __init__(
+        self, run: Run, load: Load, source: Splits, snapshot: SharedSnapshot, engine: Engine, *, progress: _Progress
+    ) -> None:
         self._run = run
+        self._progress = progress
+        self._told_at = time.monotonic()
         self._load = load
         self._source = source
         self._snapshot = snapshot
@@ -110,7 +185,6 @@ class RangedFill:
         self._waiting: list[KeyRange] = []
         self._under_way: dict[int, Task] = {}
         self._losses: dict[KeyRange, int] = {}
-        self._rejected: dict[int, int] = {}
         # Numbers that this claim may still use, each once.
         self._numbers: list[int] = []
         self._reopened = False
@@ -128,6 +202,7 @@ class RangedFill:
         for result in self._engine.results(self._while_waiting):
             if self._under_way.pop(result.task.number, None) is None:
                 continue  # reported before
+            self._progress.rows.pop(result.task.number, None)
             if result.is_recalled:
                 self._waiting.append(result.task.range)
             elif result.filled is None:
@@ -139,8 +214,18 @@ class RangedFill:
 
     def _while_waiting(self) -> bool:
         """Check lease and pause. Return True if the snapshot is too old and ranges were read in it."""
-        self._run.while_waiting()
+        run, progress = self._run, self._progress
+        run.context.waits_because = say("run.engine_waits", engine=self._engine_name) if progress.is_idle else None
+        run.while_waiting()
+        if progress.has_changed and time.monotonic() - self._told_at > _TELL_SECONDS:
+            progress.has_changed = False
+            self._tell()
+            run.meter.record(run.job.metastore, run.job.claim)
         return self._snapshot.is_old and self._has_brought
+
+    @property
+    def _engine_name(self) -> str:
+        return self._run.job.definition.options.engine
 
     def _give_back(self) -> None:
         """Return part numbers that engines reserved. The next load, in another stage, may use them again."""
@@ -221,9 +306,10 @@ class RangedFill:
         self._reads_apart = self._reopened = True
 
     def _accept(self, task: Task, filled: FilledRange) -> None:
-        self._refuse_rejected(filled.rejected or {})
         rest = self._rest(task, filled)
-        self._left = self._left.without(task.range, rest)
+        left = self._left.without(task.range, rest, filled.rejected or {})
+        self._refuse_rejected(left.rejected)
+        self._left = left
         self._waiting += reversed(rest)
         self._has_brought = True
         # Before the commit, which takes a while: the worker that loaded this range is free.
@@ -248,18 +334,24 @@ class RangedFill:
         return found.accepting(PartId(self._run.job.claim.epoch, part.number), part.staged_rows, last_key)
 
     def _refuse_rejected(self, rejected: Mapping[int, int]) -> None:
-        """Limit the rows that steps rejected in all workers together; each worker counts only its own."""
+        """Limit the rows that steps rejected in the whole load, with those that it rejected before it was interrupted.
+
+        Each worker counts only its own.
+        """
         for step in self._run.job.steps:
-            total = self._rejected.get(step.order_index, 0) + rejected.get(step.order_index, 0)
-            self._rejected[step.order_index] = total
-            if total > step.max_dead_letters:
+            if rejected.get(step.order_index, 0) > step.max_dead_letters:
                 raise StepFailed(
-                    f"{step} has failed on more than {step.max_dead_letters} rows in this run: correct the step, or"
+                    f"{step} has failed on more than {step.max_dead_letters} rows in this load: correct the step, or"
                     " raise max_dead_letters in its params"
                 )
 
     def _tell(self) -> None:
-        left = self._left
-        under_way = [{"part": task.number, "range": task.range.name} for task in self._under_way.values()]
-        told = {"done": left.done, "left": len(left.ranges), "workers": self._run.plan.workers}
+        left, progress = self._left, self._progress
+        self._told_at = time.monotonic()
+        under_way = [
+            {"part": number, "range": task.range.name, "rows": progress.rows.get(number)}
+            for number, task in self._under_way.items()
+        ]
+        told: dict[str, Any] = {"done": left.done, "left": len(left.ranges), "workers": self._run.plan.workers}
+        told |= {"running": progress.tasks}
         self._run.meter.note("ranges", told | {"under_way": under_way})

@@ -98,6 +98,18 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class WaitsForCluster(Protocol):
+    """Define an engine whose cluster may be stopped, starting or busy."""
+
+    def await_accepted(self, check: Callable[[], object]) -> None:
+        """Return when the cluster has begun to work for this load. The run calls it before it takes a snapshot.
+
+        `check` is called several times a second; an exception from it ends the wait.
+        """
+        ...
+
+
 class Filler(Protocol):
     """Fill ranges, one after the other, with a handle that was opened in a worker."""
 
@@ -118,6 +130,29 @@ class FillHandle(Protocol):
     def open(self, settings: Settings) -> Filler: ...
 
 
+class Progress(Protocol):
+    """Receive how far attempts are before they end. Any thread may call it."""
+
+    def read(self, number: int, rows: int) -> None:
+        """Note that the attempt with this part number has read so many more rows."""
+        ...
+
+    def running(self, tasks: int) -> None:
+        """Note how many of the submitted tasks a cluster runs now; the others wait there."""
+        ...
+
+
+class _Unwatched:
+    def read(self, number: int, rows: int) -> None:
+        """Do nothing."""
+
+    def running(self, tasks: int) -> None:
+        """Do nothing."""
+
+
+UNWATCHED: Progress = _Unwatched()
+
+
 @dataclass(frozen=True)
 class EngineOpening:
     """Hold what the engine of a connector receives."""
@@ -130,6 +165,7 @@ class EngineOpening:
     reserve: Callable[[int], int]
     # Builds the function that masks secrets in text, from a worker's settings. A named function, so it can be pickled.
     redactor_of: Callable[[Settings], Callable[[str], str]]
+    progress: Progress = UNWATCHED
 
 
 class RangeSource(Protocol):

@@ -218,6 +218,7 @@ SENTENCES = {
         "{letters} document(s) were rejected, more than options.max_dead_letters ({budget}); see `vitrina dead-letters"
         " list`, fix the mapping or the query, and run again"
     ),
+    "run.engine_waits": "the cluster of {engine} has not begun yet: it is starting, or all of its executors are busy",
     "run.spark_hash_key": (
         "an executor of the Spark cluster has a different VITRINA_HASH_KEY than the runner, or none, so hashes would"
         " differ: set the runner's key there"
@@ -254,6 +255,7 @@ SENTENCES = {
     "run.worker_lost": (
         "a process that loaded a range of the key ended without a result ({how}); the system may have run out of memory"
     ),
+    "run.worker_not_started": "no process could be started for a range of the key: {error}",
     "run.worker_silent": "a process that loads a range of the key has not responded for {seconds:.0f} s",
     "run.would_cascade": (
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -103,7 +103,7 @@ class Template:
     def start(cls, environment: dict[str, str], modules: Sequence[str]) -> "Template":
         """Start an interpreter that imports these modules; the first has the workers' `main`."""
         ours, theirs = _pair()
-        with theirs:
+        with theirs, _closed_on_error(ours):
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), ",".join(modules), *sys.path],
                 stdin=subprocess.DEVNULL,
@@ -124,7 +124,7 @@ class Template:
     def branch(self) -> socket.socket:
         """Fork the template itself, for a process that will fork workers from it. The fork ends with the socket."""
         ours, theirs = _pair()
-        with theirs:
+        with theirs, _closed_on_error(ours):
             self._forked(b"t", [theirs.fileno()])
         return ours
 
@@ -183,6 +183,15 @@ class Template:
 
 def _pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+@contextmanager
+def _closed_on_error(end: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        end.close()
+        raise
 
 
 class Templates:

@@ -62,7 +62,10 @@ class CopySource:
         max_snapshot_seconds: float | None = None,
         snapshot: str | None = None,
         is_one_part: bool = False,
+        progressed: Callable[[int], None] = lambda rows: None,
     ) -> None:
+        # Receives how many more rows were passed on, many times for a part.
+        self._progressed = progressed
         # A snapshot that another session exported; None: the reader's own.
         self._snapshot = snapshot
         # Whatever the size of the lines: a caller that loads a range needs it as one part.
@@ -144,6 +147,7 @@ class CopySource:
                     self._refuse_large(stage, piece[-1])
                     rows += len(piece)
                     _send(copy, piece, tag)
+                    self._progressed(len(piece))
         except psycopg.errors.NotNullViolation as exc:
             raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:

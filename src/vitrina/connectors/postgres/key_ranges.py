@@ -152,7 +152,9 @@ def _cheap_candidates(
     table = _find_table(source, names)
     if table is None:
         return []
-    found = _from_histogram(source, order, table) if table.is_fresh and len(names) == 1 and within == EVERYTHING else []
+    # The text of a histogram of arrays reads back as one array of their elements.
+    is_told = table.is_fresh and len(names) == 1 and within == EVERYTHING and not order.types[0].endswith("[]")
+    found = _from_histogram(source, order, table) if is_told else []
     return found if len(found) >= ranges else _from_table(source, order, table, ranges, within)
 
 

@@ -182,13 +182,13 @@ class CopyRanges:
 
     def fill(self, task: Task, progressed: Callable[[int], None]) -> FilledRange:
         self._handle.source.require_origin(self._reader, task.snapshot)
-        with closing(self._copying(task).parts(task.number, task.range.after)) as parts:  # type: ignore[type-var]
+        with closing(self._copying(task, progressed).parts(task.number, task.range.after)) as parts:  # type: ignore[type-var]
             part = next(parts, Part(task.number, 0, None))
         # If as many as requested came, there may be more. Reading an empty range costs little.
         reached = part.last if part.rows >= task.most_rows else None
         return FilledRange(replace(part, last=None), reached)
 
-    def _copying(self, task: Task) -> CopySource:
+    def _copying(self, task: Task, progressed: Callable[[int], None]) -> CopySource:
         source, target = self._handle.source, self._handle.target
         return CopySource(
             self._reader,
@@ -204,6 +204,7 @@ class CopyRanges:
             max_value_bytes=self._settings.max_value_mb << 20,
             snapshot=task.snapshot,
             is_one_part=True,
+            progressed=progressed,
         )
 
     def close(self) -> None:

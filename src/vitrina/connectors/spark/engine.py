@@ -9,9 +9,9 @@ import queue
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import structlog
@@ -38,7 +38,14 @@ class SparkEngine:
         self._opening = opening
         self._waiting: list[Task] = []
         self._job: _Job | None = None
+        # A job whose session is open, and that has no tasks yet.
+        self._ready: _Job | None = None
         self._is_over = False
+
+    def await_accepted(self, check: Callable[[], object]) -> None:
+        """Open the first job, and wait until an executor has answered."""
+        self._ready = self._opened()
+        self._ready.await_accepted(check)
 
     def submit(self, task: Task) -> None:
         self._waiting.append(task)
@@ -46,13 +53,19 @@ class SparkEngine:
     def results(self, check: Callable[[], bool]) -> Iterator[Result]:
         while self._waiting:
             tasks, self._waiting = self._waiting, []
-            job = _Job(self._opening, tasks, self._opening.reserve(executor.NUMBERS))
-            self._job = job
-            job.start()
-            if self._is_over:
-                job.cancel()
+            job, self._ready = self._ready or self._opened(), None
+            job.send(tasks, self._opening.reserve(executor.NUMBERS))
             yield from job.results(check)
             job.close()
+        if self._ready is not None:
+            self._ready.cancel()
+
+    def _opened(self) -> "_Job":
+        job = self._job = _Job(self._opening)
+        job.start()
+        if self._is_over:
+            job.cancel()
+        return job
 
     def cancel(self) -> None:
         self._is_over = True
@@ -60,22 +73,16 @@ class SparkEngine:
             self._job.cancel()
 
 
-class _Packed(NamedTuple):
-    """Hold what a job sends: the archive of steps, the tasks by their place, and the handle."""
-
-    steps: Path | None
-    rows: list[tuple[int, bytes]]
-    handle: bytes
-
-
 class _Job:
     """Represent one Spark job, whose results a separate thread collects."""
 
-    def __init__(self, opening: EngineOpening, tasks: list[Task], first_number: int) -> None:
+    def __init__(self, opening: EngineOpening) -> None:
         self._opening = opening
-        self._left = dict(enumerate(tasks))
-        self._first_number = first_number
+        self._left: dict[int, Task] = {}
         self._tag = f"vitrina-{uuid4().hex}"
+        # Its tasks, with the part number before those reserved for it. None: it was cancelled before it had any.
+        self._sent: queue.SimpleQueue[tuple[list[Task], int] | None] = queue.SimpleQueue()
+        self._accepted = threading.Event()
         self._found: queue.SimpleQueue[tuple[int, bytes] | VitrinaError | None] = queue.SimpleQueue()
         self._session: Any = None
         self._is_over = threading.Event()
@@ -83,6 +90,17 @@ class _Job:
 
     def start(self) -> None:
         threading.Thread(target=self._collect, name="spark", daemon=True).start()
+
+    def await_accepted(self, check: Callable[[], object]) -> None:
+        """Wait until an executor has answered. While all are busy, this takes as long as their jobs."""
+        while not self._accepted.wait(_LOOK_SECONDS):
+            check()
+            with suppress(queue.Empty):
+                raise self._found.get_nowait() or TransientError(say("run.spark_no_answer"))  # type: ignore[misc]
+
+    def send(self, tasks: list[Task], first_number: int) -> None:
+        self._left = dict(enumerate(tasks))
+        self._sent.put((tasks, first_number))
 
     def results(self, check: Callable[[], bool]) -> Iterator[Result]:
         """Yield each range once, as its answer arrives, and then the ranges without an answer."""
@@ -125,15 +143,13 @@ class _Job:
 
     def _collect(self) -> None:
         try:
-            with tempfile.TemporaryDirectory() as directory:
-                # Outside of the translation: an error in this process is not one of the cluster.
-                packed = self._pack(Path(directory))
-                with cluster.translated():
-                    self._session = cluster.connect(self._opening.url)
-                    # Tags belong to the thread: this one makes the thread's jobs interruptible.
-                    self._session.addTag(self._tag)
-                    for row in self._sent(packed).toLocalIterator():
-                        self._found.put((row["place"], bytes(row["answer"])))
+            # Packed outside of the translation: an error in this process is not one of the cluster.
+            handle = pickle.dumps(self._opening.handle)
+            with self._packed_steps() as steps, cluster.translated():
+                answer = self._open(steps)
+            self._accepted.set()
+            if (sent := self._sent.get()) is not None:
+                self._bring(answer, handle, *sent)
         except VitrinaError as exc:
             self._found.put(exc)
         except Exception as exc:  # noqa: BLE001 - raised by the thread that collects results
@@ -143,26 +159,43 @@ class _Job:
             if self._is_over.is_set():
                 self._stop()  # the cancelling thread may not have seen the session yet
 
-    def _pack(self, directory: Path) -> "_Packed":
-        return _Packed(
-            steps=shipping.archive(self._opening.settings.transforms, directory),
-            rows=[(place, pickle.dumps(task)) for place, task in self._left.items()],
-            handle=pickle.dumps(self._opening.handle),
-        )
+    @contextmanager
+    def _packed_steps(self) -> Iterator[Path | None]:
+        with tempfile.TemporaryDirectory() as directory:
+            yield shipping.archive(self._opening.settings.transforms, Path(directory))
 
-    def _sent(self, packed: "_Packed") -> Any:
-        """Send the job. The frame that is returned runs it."""
-        if packed.steps is not None:
-            self._session.addArtifacts(str(packed.steps), pyfile=True)
+    def _open(self, steps: Path | None) -> cluster.Answer:
+        """Open the session, send the steps, and wait for an executor."""
+        self._session = cluster.connect(self._opening.url)
+        # Tags belong to the thread: this one makes the thread's jobs interruptible.
+        self._session.addTag(self._tag)
+        self._session.registerProgressHandler(self._progressed)
+        if steps is not None:
+            self._session.addArtifacts(str(steps), pyfile=True)
+        self._refuse_cancelled()
         answer = cluster.ask(self._session)
         cluster.require_fitting(answer.versions)
+        return answer
+
+    def _bring(self, answer: cluster.Answer, handle: bytes, tasks: list[Task], first_number: int) -> None:
+        """Send the job, and pass on its answers as they arrive."""
         self._refuse_cancelled()
-        numbers = Numbers(self._first_number, answer.attempt)
         proof = executor.proof_of(self._opening.settings)
-        fill = FillRanges(packed.handle, self._plain(), numbers, proof, self._opening.redactor_of)
-        sent = self._session.createDataFrame(packed.rows, executor.TASKS)
-        # Partition by position. Adaptive execution would merge small partitions, and ranges would wait for each other.
-        return sent.repartitionById(len(packed.rows), "place").mapInArrow(fill, executor.ANSWERS)
+        numbers = Numbers(first_number, answer.attempt)
+        rows = [(place, pickle.dumps(task)) for place, task in enumerate(tasks)]
+        fill = FillRanges(handle, self._plain(), numbers, proof, self._opening.redactor_of)
+        with cluster.translated():
+            sent = self._session.createDataFrame(rows, executor.TASKS)
+            # Partition by position. Adaptive execution would merge small partitions, and ranges would wait for each
+            # other.
+            frame = sent.repartitionById(len(rows), "place").mapInArrow(fill, executor.ANSWERS)
+            for row in frame.toLocalIterator():
+                self._found.put((row["place"], bytes(row["answer"])))
+
+    def _progressed(self, *, inflight_tasks: int, done: bool, **_: Any) -> None:
+        """Pass on how many tasks run. The client calls it while it waits; the job of one row counts too."""
+        if self._left and not done:
+            self._opening.progress.running(inflight_tasks)
 
     def _plain(self) -> dict[str, Any]:
         return {name: getattr(self._opening.settings, name) for name in _PLAIN}
@@ -177,6 +210,7 @@ class _Job:
         """End the job, its tasks and their sessions. May be called from any thread and more than once."""
         if not self._is_over.is_set():
             self._is_over.set()
+            self._sent.put(None)
             ending = threading.Thread(target=self._interrupt, name="spark-end", daemon=True)
             ending.start()
             ending.join(_PATIENCE_SECONDS)

@@ -239,6 +239,16 @@ export interface Run {
   labels: Record<string, string>;
 }
 
+export interface RangesProgress {
+  done: number;
+  left: number;
+  workers: number;
+  /** Rows read so far; executors of a cluster do not report them. */
+  under_way?: { part: number; range: string; rows?: number | null }[];
+  /** Of a cluster: how many of those it runs now. */
+  running?: number | null;
+}
+
 export interface Progress {
   rows_read: number;
   rows_written: number;
@@ -249,7 +259,7 @@ export interface Progress {
   percent: number | null;
   eta_seconds: number | null;
   /** Of a load that processes bring side by side. */
-  ranges?: { done: number; left: number; workers: number } | null;
+  ranges?: RangesProgress | null;
 }
 
 export type Mode = "full" | "incremental" | "live";

@@ -1,7 +1,7 @@
 /** Parts that the pages of a pipeline and of a run share. */
 import { Link, useNavigate } from "@tanstack/react-router";
 import type { MouseEvent, ReactNode } from "react";
-import type { Following, Plan, Progress, Run } from "../api/types";
+import type { Following, Plan, Progress, RangesProgress, Run } from "../api/types";
 import { runWords } from "../words/actions";
 import { compact, count, duration } from "../words/format";
 import { t } from "../words/language";
@@ -100,9 +100,25 @@ export function AtWork({ progress, rates, following }: { progress: Progress; rat
         <span className="text-muted">{following ? t("follows its source, {time} behind", { time: duration(following.lag_seconds) }) : timeLeft(progress)}</span>
       </div>
       {!following && <Bar percent={progress.percent} />}
+      {progress.ranges && <UnderWay ranges={progress.ranges} />}
     </section>
   );
 }
+
+/** The ranges of the key that are being loaded. A cluster may have hundreds, of which it runs some. */
+function UnderWay({ ranges }: { ranges: RangesProgress }) {
+  const all = ranges.under_way ?? [];
+  if (!all.length) return null;
+  const names = all.slice(0, SHOWN_RANGES).map((one) => (one.rows == null ? one.range : `${one.range} (${compact(one.rows)})`));
+  return (
+    <p className="num mt-1 text-muted">
+      {t("Ranges under way, with rows read: {ranges}", { ranges: names.join(", ") + (all.length > SHOWN_RANGES ? ", …" : "") })}
+      {ranges.running != null && ` · ${t("the cluster runs {n} of {all}", { n: ranges.running, all: all.length })}`}
+    </p>
+  );
+}
+
+const SHOWN_RANGES = 8;
 
 function timeLeft(progress: Progress): string {
   if (progress.eta_seconds !== null) return t("about {time} left", { time: duration(progress.eta_seconds) });

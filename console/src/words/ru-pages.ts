@@ -20,6 +20,8 @@ const ru: Record<string, string> = {
   "of {n} {n|run|runs}": "из {n} {n|запуска|запусков|запусков}",
   "{n} alive, {slots} {slots|slot|slots}, {busy} busy": "живых: {n}, {slots} {slots|место|места|мест}, занято: {busy}",
   "{n} {n|batch|batches}": "{n} {n|пачка|пачки|пачек}",
+  "Ranges under way, with rows read: {ranges}": "Загружаются диапазоны (прочитано строк): {ranges}",
+  "the cluster runs {n} of {all}": "кластер выполняет {n} из {all}",
   "{done} of {n} {n|range|ranges}": "{done} из {n} {n|диапазона|диапазонов|диапазонов}",
   "{n} dead {n|letter|letters}": "{n} {n|отвергнутый|отвергнутых|отвергнутых}",
   "{n} {n|differs|differ}": "{n|различается|различаются|различаются} {n}",

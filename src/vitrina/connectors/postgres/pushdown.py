@@ -19,8 +19,6 @@ from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
-_IN_SNAPSHOT = SQL("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION SNAPSHOT {}")
-
 
 @dataclass(frozen=True)
 class Paging:
@@ -107,7 +105,7 @@ class PushdownSource:
             # A query may have called set_config: each fill starts with the session's initial settings.
             with self._reader.writing():
                 if self._snapshot:
-                    connection.execute(_IN_SNAPSHOT.format(Literal(self._snapshot.name)))
+                    self._reader.enter(self._snapshot.name)
                 if self._isolate:
                     return self._fill_isolated(stage, number, select)
                 return connection.execute(

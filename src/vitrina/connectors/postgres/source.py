@@ -272,7 +272,7 @@ class SqlReader:
                 if not is_first:
                     self.connection.execute("SET TRANSACTION READ ONLY")
                 if snapshot is not None:
-                    self._enter(snapshot)
+                    self.enter(snapshot)
                 for name, value in settings.items():
                     _SET.fetch_one(self.connection, [name, value])
                 was_reading, self._is_reading = self._is_reading, True
@@ -297,7 +297,8 @@ class SqlReader:
         with suppress(psycopg.Error):
             self.connection.read_only = None
 
-    def _enter(self, snapshot: str) -> None:
+    def enter(self, snapshot: str) -> None:
+        """Read in a snapshot that another session holds. Raise `SnapshotGone` if it no longer does."""
         self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         try:
             self.connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)))

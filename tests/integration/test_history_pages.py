@@ -1,0 +1,104 @@
+"""The commands of the page on histories, checks of a history, and a snapshot that is lost while a run reads in it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_history import FILMS, as_of, make, run, source, touch
+from tests.support.workbench import Workbench
+from vitrina.loads.run import Run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "history.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_function_of_the_page_shows_the_mart_as_of_a_time(workbench: Workbench) -> None:
+    [printed] = [block for block in BLOCKS if "CREATE FUNCTION" in block]
+    workbench.source(FILMS)
+    make(workbench, "full", target_table="analytics.film_history")
+    first = run(workbench)["metrics"]["snapshot_at"]
+    before = source(workbench)
+    touch(workbench, 3, "second")
+    workbench.sql("DELETE FROM content.films WHERE id = 4")
+    second = run(workbench)["metrics"]["snapshot_at"]
+    workbench.sql(printed)
+    for moment, then in ((first, before), (second, source(workbench))):
+        rows = workbench.sql(f"SELECT id, title FROM analytics.film_history_as_of('{moment}')")
+        assert {row["id"]: row["title"] for row in rows} == then
+        assert len(rows) == len(then)
+
+
+def test_the_statements_of_the_page_turn_a_plain_mart_into_one_like_those_that_a_run_creates(
+    workbench: Workbench,
+) -> None:
+    [printed] = [block for block in BLOCKS if block.startswith("ALTER TABLE")]
+    workbench.source(FILMS)
+    query = "SELECT id AS film_id, title FROM content.films"
+    for name, options in (("films", {}), ("made", {"history": {}})):
+        workbench.pipeline(name, query, target_key=["film_id"], options=options)
+        run(workbench, name)
+    workbench.sql(printed)
+    workbench.change("films", options={"history": {}})
+    touch(workbench, 3, "second")
+    assert run(workbench)["rows_written"] == 1
+    assert shape(workbench, "films") == shape(workbench, "made")
+
+
+def shape(bench: Workbench, table: str) -> set[str]:
+    """Return the constraints and indexes of a mart, without their names."""
+    rows = bench.sql(
+        f"""
+        SELECT regexp_replace(pg_get_indexdef(i.indexrelid), 'INDEX .* ON \\S+ ', '') AS part
+        FROM pg_index i WHERE i.indrelid = 'analytics.{table}'::regclass
+        UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE conrelid = 'analytics.{table}'::regclass AND contype IN ('c', 'p')
+        """
+    )
+    return {row["part"] for row in rows}
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_checks_judge_the_current_rows(workbench: Workbench, mode: str) -> None:
+    """Closed states repeat keys, and have values that the source has corrected since."""
+    workbench.source(FILMS)
+    checks: list[dict[str, Any]] = [
+        {"kind": "unique", "columns": ["id"]},
+        {"kind": "row_count", "min": 10, "max": 10},
+        {"kind": "select", "query": "SELECT id FROM target GROUP BY id HAVING count(*) > 1"},
+    ]
+    make(workbench, mode, checks=checks)
+    run(workbench)
+    for title in ("second", "third"):
+        touch(workbench, 3, title)
+        run(workbench)
+    assert len(workbench.sql("SELECT id FROM analytics.films")) == 12
+    workbench.source("INSERT INTO content.films (id, title) VALUES (11, 'one too many')")
+    done = workbench.run("films")
+    assert (done["status"], done["error_code"]) == ("FAILED", "check_failed"), done["error_message"]
+
+
+def test_a_lost_holder_of_the_snapshot_is_tried_again(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    workbench.settings = workbench.settings.model_copy(update={"backoff_seconds": (0.01,)})
+    workbench.source(FILMS)
+    make(workbench, "incremental", batch_size=2)
+    run(workbench)
+    workbench.sql("UPDATE content.films SET title = title || '!', modified = clock_timestamp() + id * interval '1 us'")
+    behind = Run.after_part
+    ended: list[Any] = []
+
+    def after_part(self: Run, part: Any) -> None:
+        behind(self, part)
+        if not ended:
+            ended.extend(
+                workbench.sql(
+                    "SELECT pg_terminate_backend(pid) AS ended FROM pg_stat_activity"
+                    " WHERE query LIKE '%pg_export_snapshot%' AND state LIKE 'idle in transaction%'"
+                )
+            )
+
+    monkeypatch.setattr(Run, "after_part", after_part)
+    done = run(workbench)
+    assert ended == [{"ended": True}]
+    assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)

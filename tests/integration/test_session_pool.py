@@ -298,6 +298,60 @@ def test_a_reader_that_called_a_function_of_somebody_is_closed(workbench: Workbe
     assert not _kept(metastore, user="vitrina_reader")
 
 
+CALLS = {
+    "by name": "SELECT content.own(n) AS id FROM generate_series(1, 10) n",
+    "in a view": "SELECT id FROM content.calling",
+    "in a view of a view": "SELECT id FROM content.outer_view",
+    "by a domain": "SELECT n::content.positive AS id FROM content.plain",
+}
+
+
+@pytest.mark.parametrize("way", CALLS, ids=lambda way: way.replace(" ", "-"))
+def test_a_reader_is_closed_in_whatever_way_it_called_a_function(
+    workbench: Workbench, metastore: Connection, way: str
+) -> None:
+    """Require that nothing of the function's is left, also if the text of the query does not name it."""
+    workbench.sql(
+        """
+        CREATE FUNCTION content.own(n integer) RETURNS integer LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM set_config('mine.own', 'left', false), pg_advisory_lock_shared(4711);
+            RETURN n;
+        END $$;
+        GRANT EXECUTE ON FUNCTION content.own TO PUBLIC;
+        CREATE TABLE content.plain AS SELECT n FROM generate_series(1, 10) n;
+        CREATE VIEW content.calling AS SELECT content.own(n) AS id FROM content.plain;
+        CREATE VIEW content.outer_view AS SELECT id FROM content.calling;
+        CREATE DOMAIN content.positive AS integer CHECK (content.own(VALUE) > 0);
+        GRANT SELECT ON ALL TABLES IN SCHEMA content TO vitrina_reader;
+        """
+    )
+    workbench.settings = workbench.settings.model_copy(update={"allowed_functions": "content.own"})
+    workbench.pipeline("calling", CALLS[way], target_key=["id"])
+    assert workbench.run("calling")["status"] == "SUCCESS"
+    assert not _kept(metastore, user="vitrina_reader")
+    assert not workbench.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711")
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_run_notices_nothing_of_kept_sessions_that_the_server_has_ended(
+    workbench: Workbench, metastore: Connection, mode: str
+) -> None:
+    """As after a failover or a restart between two runs."""
+    workbench.source("CREATE TABLE content.films AS SELECT n AS id, now() AS at FROM generate_series(1, 10) n")
+    cursor = {"mode": "incremental", "incremental_key": "at"} if mode == "incremental" else {}
+    workbench.pipeline("copied", "SELECT id, at FROM content.films", target_key=["id"], **cursor)
+    assert workbench.run("copied")["status"] == "SUCCESS"
+    kept = _kept(metastore)
+    assert kept
+    workbench.sql(f"SELECT pg_terminate_backend(pid, 5000) FROM unnest(ARRAY{sorted(kept)}) AS pid")
+    workbench.sql("INSERT INTO content.films VALUES (11, now())")
+    run = workbench.run("copied")
+    assert (run["status"], run["attempts"], run["error_code"]) == ("SUCCESS", 1, None)
+    assert not _kept(metastore) & kept
+    assert workbench.differences("SELECT id, at FROM content.films", "analytics.copied") == 0
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_session_that_holds_a_snapshot_is_kept_unless_its_run_fails(
     workbench: Workbench, metastore: Connection, fails: bool

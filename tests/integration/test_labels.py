@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from tests.integration.api import DEFINITION, create, problem
+from vitrina.store import events
 from vitrina.store.database import Connection
 
 PIPELINES = "/api/v1/pipelines"
@@ -25,6 +26,16 @@ def test_labels_are_changed_key_by_key_without_a_version(api: httpx.Client) -> N
     assert (entry["before"]["labels"], entry["after"]["labels"]) == ({"team": "core", "tier": "1"}, {"team": "web"})
     both = api.patch(FILMS, json={"labels": {"a": "b"}, "batch_size": 7}).json()
     assert (both["labels"], both["batch_size"], both["version"]) == ({"team": "web", "a": "b"}, 7, 2)
+
+
+def test_changed_labels_are_an_event_although_there_is_no_version(api: httpx.Client, api_metastore: Connection) -> None:
+    """Require none if they stay the same."""
+    create(api, labels={"team": "core"})
+    newest = events.newest_id(api_metastore)
+    for _ in range(2):
+        api.patch(FILMS, json={"labels": {"team": "web"}}).raise_for_status()
+    [event] = events.list_after(api_metastore, newest)
+    assert (event["topic"], event["payload"]["pipeline"], event["payload"]["state"]) == ("pipeline", "films", "changed")
 
 
 @pytest.mark.parametrize(

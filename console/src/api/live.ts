@@ -2,7 +2,7 @@
 import { useSyncExternalStore } from "react";
 import { headers } from "./client";
 import { isLost, setConnection } from "./connection";
-import { queryClient, refreshOverview } from "./queries";
+import { queryClient, refreshOverview, refreshWaiting } from "./queries";
 import type { LiveEvent } from "./types";
 
 const RETRY_MS = [500, 1_000, 2_000, 5_000];
@@ -37,8 +37,9 @@ export async function follow(signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
     try {
       await readStream(signal, () => {
+        // Without the id of an event, the stream does not begin where it ended.
+        if (isLost() || (failures > 0 && !lastId)) void queryClient.invalidateQueries();
         failures = 0;
-        if (isLost()) void queryClient.invalidateQueries();
         setConnection("live");
       });
     } catch {
@@ -81,7 +82,10 @@ function take(block: string): void {
 function react(event: LiveEvent): void {
   const { pipeline_id: id, pipeline: name } = event.payload as { pipeline_id?: string; pipeline?: string };
   if (!id || !name) {
-    if (event.topic.startsWith("runner")) void queryClient.invalidateQueries({ queryKey: ["runners"] });
+    if (event.topic.startsWith("runner")) {
+      void queryClient.invalidateQueries({ queryKey: ["runners"] });
+      void refreshWaiting().catch(() => undefined);
+    }
     return;
   }
   if (event.topic === "progress") sample(id, Number(event.payload["rows_read"]), Date.parse(event.at));
@@ -108,20 +112,26 @@ function refreshChanged(): void {
   for (const [, name] of changed) {
     for (const key of ["status", "pipeline", "runs", "alerts", "reconciles"]) void queryClient.invalidateQueries({ queryKey: [key, name] });
   }
-  refreshHome();
-  void queryClient.invalidateQueries({ queryKey: ["graph"] });
+  refreshWhole("home", HOME_MS);
+  refreshWhole("graph", GRAPH_MS);
   void queryClient.invalidateQueries({ queryKey: ["runs", ""] });
   void queryClient.invalidateQueries({ queryKey: ["run"] });
   void queryClient.invalidateQueries({ queryKey: ["runners"] });
 }
 
 const HOME_MS = 3_000;
-let homeDue: ReturnType<typeof setTimeout> | undefined;
+const GRAPH_MS = 10_000;
+const due = new Set<string>();
+const refreshedAt = new Map<string, number>();
 
-/** It looks over all pipelines, so a busy installation must not ask for it at every event. */
-function refreshHome(): void {
-  homeDue ??= setTimeout(() => {
-    homeDue = undefined;
-    void queryClient.invalidateQueries({ queryKey: ["home"] });
-  }, HOME_MS);
+/** These look over all pipelines, so a busy installation must not ask for them at every event. */
+function refreshWhole(key: string, everyMs: number): void {
+  if (due.has(key)) return;
+  due.add(key);
+  const since = Date.now() - (refreshedAt.get(key) ?? 0);
+  setTimeout(() => {
+    due.delete(key);
+    refreshedAt.set(key, Date.now());
+    void queryClient.invalidateQueries({ queryKey: [key] });
+  }, Math.max(0, everyMs - since));
 }

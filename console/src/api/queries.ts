@@ -66,19 +66,20 @@ export function useHome() {
   return useQuery({ queryKey: ["home"], queryFn: ({ signal }) => get<Home>("/home", signal), refetchInterval: useInterval() });
 }
 
-/** So many lines are asked for anew now and then only: events keep them up to date. */
+/** Events keep the lines up to date, so all of them are asked for anew now and then only. */
+const RARELY_MS = 600_000;
+/** So many lines take a while, also when events are away. */
 const MANY = 2000;
-const MANY_MS = 600_000;
 
 export function useOverview() {
-  const interval = useInterval();
+  const isLive = useConnection() === "live";
   const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > MANY;
   return useQuery({
     queryKey: ["overview"],
     queryFn: ({ signal }) => loadOverview(signal),
     // Comparing ten thousand lines field by field costs more than drawing the few that are seen.
     structuralSharing: false,
-    refetchInterval: !many ? interval : interval === CALM_MS ? MANY_MS : 3 * CALM_MS,
+    refetchInterval: isLive ? RARELY_MS : many ? 3 * CALM_MS : BUSY_MS,
     refetchOnWindowFocus: !many,
   });
 }
@@ -101,12 +102,22 @@ async function loadOverview(signal: AbortSignal): Promise<PipelineOverview[]> {
 
 /** Only these lines anew: an event about one pipeline does not load ten thousand. */
 export async function refreshOverview(ids: string[]): Promise<void> {
-  if (ids.length === 0 || ids.length > 200 || !queryClient.getQueryData(["overview"])) {
+  if (ids.length === 0 || ids.length > MANY || !queryClient.getQueryData(["overview"])) {
     await queryClient.invalidateQueries({ queryKey: ["overview"] });
     return;
   }
-  const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
-  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, ids, page.items));
+  for (let start = 0; start < ids.length; start += FIRST_LINES) {
+    const asked = ids.slice(start, start + FIRST_LINES);
+    const page = await get<Page<PipelineOverview>>(`/overview?${asked.map((id) => `pipeline=${id}`).join("&")}`);
+    queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, asked, page.items));
+  }
+}
+
+/** Whether a pipeline can be run depends on which runners there are. */
+export async function refreshWaiting(): Promise<void> {
+  const lines = queryClient.getQueryData<PipelineOverview[]>(["overview"]) ?? [];
+  const waiting = lines.filter((line) => line.waiting || line.status === "RUN_REQUESTED").map((line) => line.id);
+  if (waiting.length > 0) await refreshOverview(waiting);
 }
 
 export function useGraph() {

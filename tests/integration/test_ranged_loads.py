@@ -798,3 +798,28 @@ def test_workers_are_counted_on_a_connection_with_a_limit(
     taken = 2 + (2 * workers if workers > 1 else 0)
     waiting = session_limits.list_waiting(bench.metastore, bench.settings.max_connections)
     assert [found["pipeline"] for found in waiting] == (["other"] if taken + 2 > most else [])
+
+
+# --- a mart that keeps its history ------------------------------------------------------------------------------------
+
+
+def test_a_history_is_loaded_in_ranges_too(bench: Workbench) -> None:
+    """Each state of a row is what it was at the moment of one snapshot, whichever worker read it."""
+    options = CUT | {"route": "copy", "history": {}}
+    bench.pipeline("films", QUERY, target_key=["id"], options=options)
+    first = bench.run("films")
+    bench.sql("UPDATE content.films SET title = title || '!' WHERE id % 10 = 0; DELETE FROM content.films WHERE id = 1")
+
+    second = bench.run("films")
+
+    for run in (first, second):
+        assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+        assert run["metrics"]["paging"] == "key ranges"
+        assert run["metrics"]["consistency"] == "snapshot"
+    states = "SELECT id, title, rating FROM analytics.films WHERE valid_to IS NULL"
+    source = "TABLE content.films"
+    assert bench.sql(f"({source} EXCEPT ALL {states}) UNION ALL ({states} EXCEPT ALL {source})") == []
+    closed = bench.sql(
+        "SELECT count(*) AS n, count(DISTINCT valid_to) AS moments FROM analytics.films WHERE valid_to IS NOT NULL"
+    )
+    assert closed == [{"n": ROWS // 10 + 1, "moments": 1}]

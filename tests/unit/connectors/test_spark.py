@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import SecretStr
 
 from vitrina.connectors.spark import cluster, shipping, unpickling, urls
 from vitrina.connectors.spark.executor import NUMBERS, Numbers, proof_of
-from vitrina.errors import CannotConnect, FatalError, TransientError
+from vitrina.errors import CannotConnect, ConfigError, FatalError, TransientError
 from vitrina.ports.batch import Counts, DeadLetter, Part, Timing
 from vitrina.ports.ranges import FilledRange
 from vitrina.settings import Settings
@@ -177,3 +178,12 @@ def test_errors_of_the_job_that_asks_for_versions_are_raised(monkeypatch: pytest
 )
 def test_a_server_that_may_not_understand_the_client_is_named(client: str, server: str | None, warned: bool) -> None:
     assert bool(list(cluster._older_server(client, server))) is warned
+
+
+def test_a_client_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    for name in [name for name in sys.modules if name.startswith("pyspark.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'vitrina\[spark\]'"):
+        cluster.differences("sc://host", 10.0)

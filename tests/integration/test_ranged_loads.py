@@ -22,10 +22,11 @@ from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Age
 from vitrina.errors import Disconnected, SnapshotGone, SourceQueryFailed, TransientError
-from vitrina.loads import local_pool, ranged
+from vitrina.loads import local_pool, processors, ranged
 from vitrina.loads.control import RunControl
 from vitrina.ports.ranges import FillHandle, KeyRange, Result, Task
 from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.schemas import RangesProgress
 from vitrina.settings import ConnectionLimits, Settings
 from vitrina.store import database, pipelines, session_limits
 from vitrina.transforms import forking
@@ -222,6 +223,8 @@ def reading(bench: Workbench) -> int:
 class Unreliable:
     """Fill ranges in this process, in any order; lose some before, some after they are written, and repeat itself."""
 
+    progress: Any = None
+
     def __init__(self, handle: FillHandle, settings: Settings, chance: random.Random, losses: float) -> None:
         self._filler = handle.open(settings)
         self._chance = chance
@@ -265,6 +268,7 @@ def rely_on(
     @contextmanager
     def pool(run: Any, handle: FillHandle, progress: Any) -> Iterator[Unreliable]:
         engine = kind(handle, run.job.settings, chance, losses)
+        engine.progress = progress
         try:
             yield engine
         finally:
@@ -798,6 +802,55 @@ def test_workers_are_counted_on_a_connection_with_a_limit(
     taken = 2 + (2 * workers if workers > 1 else 0)
     waiting = session_limits.list_waiting(bench.metastore, bench.settings.max_connections)
     assert [found["pipeline"] for found in waiting] == (["other"] if taken + 2 > most else [])
+
+
+# --- progress and `auto` ----------------------------------------------------------------------------------------------
+
+
+class Telling(Unreliable):
+    """Report rows and running tasks of the first attempt, and keep what is then recorded."""
+
+    bench: Workbench
+    recorded: dict[str, Any]
+
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        first = self._tasks[0]
+        for rows in (40, 2):
+            self.progress.read(first.number, rows)
+        self.progress.running(1)
+        check()
+        [run] = self.bench.sql("SELECT metrics FROM etl.etl_runs")
+        self.recorded |= run["metrics"]["ranges"]
+        yield from super().results(check)
+
+
+def test_rows_of_ranges_under_way_are_recorded(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(Telling, "bench", bench, raising=False)
+    monkeypatch.setattr(Telling, "recorded", {}, raising=False)
+    rely_on(monkeypatch, seed=1, losses=0.0, kind=Telling)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    run = bench.run("films")
+
+    assert run["status"] == "SUCCESS", run["error_message"]
+    assert [one["rows"] for one in Telling.recorded["under_way"]] == [42, None]
+    assert Telling.recorded["running"] == 1
+    shown = RangesProgress.model_validate(Telling.recorded)
+    assert (shown.under_way[0].rows, shown.running) == (42, 1)
+    assert run["metrics"]["ranges"]["under_way"] == []
+
+
+def test_auto_is_one_worker_for_each_processor(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "usable", lambda: 3)
+    rely_on(monkeypatch, seed=1, losses=0.0)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy", "parallel": "auto"})
+
+    run = bench.run("films")
+
+    assert run["status"] == "SUCCESS", run["error_message"]
+    assert run["metrics"]["ranges"]["workers"] == 3
+    assert difference(bench) == []
 
 
 # --- a mart that keeps its history ------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The commands of the page on histories, checks of a history, and a snapshot that is lost while a run reads in it."""
 
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.integration.test_history import FILMS, as_of, make, run, source, touch
 from tests.support.workbench import Workbench
+from vitrina.connectors.postgres.load import MartTarget
 from vitrina.loads.run import Run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "history.md").read_text(encoding="utf-8")
@@ -36,7 +38,8 @@ def test_the_statements_of_the_page_turn_a_plain_mart_into_one_like_those_that_a
     [printed] = [block for block in BLOCKS if block.startswith("ALTER TABLE")]
     workbench.source(FILMS)
     query = "SELECT id AS film_id, title FROM content.films"
-    for name, options in (("films", {}), ("made", {"history": {}})):
+    kinds: dict[str, dict[str, Any]] = {"films": {}, "made": {"history": {}}}
+    for name, options in kinds.items():
         workbench.pipeline(name, query, target_key=["film_id"], options=options)
         run(workbench, name)
     workbench.sql(printed)
@@ -102,3 +105,29 @@ def test_a_lost_holder_of_the_snapshot_is_tried_again(workbench: Workbench, monk
     done = run(workbench)
     assert ended == [{"ended": True}]
     assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
+
+
+@pytest.mark.parametrize("route", ["auto", "copy"])
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_states_are_dated_by_the_clock_in_their_snapshot(
+    workbench: Workbench, mode: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is committed after the time of a snapshot is not in it."""
+    workbench.source(FILMS)
+    make(workbench, mode, batch_size=3, options={"route": route})
+    run(workbench)
+    touch(workbench, 3, "second")
+    dates = MartTarget.use_snapshot
+    late: list[str] = []
+
+    def change_then(self: MartTarget, moment: datetime) -> None:
+        dates(self, moment)
+        if not late:
+            late.append("third")
+            touch(workbench, 3, "third")
+
+    monkeypatch.setattr(MartTarget, "use_snapshot", change_then)
+    moment = run(workbench)["metrics"]["snapshot_at"]
+    assert late
+    assert as_of(workbench, moment)[3] == "second"
+    assert as_of(workbench, run(workbench)["metrics"]["snapshot_at"])[3] == "third"

@@ -683,16 +683,15 @@ class PostgresShortcut:
         with ExitStack() as sessions:
             if route.route == "copy":
                 second = self._second_session(sessions)
-                self._target.date_snapshot()
-                yield self._by_copy(load.turns, window, route, second)
+                shared = self._dated_snapshot(window, sessions)
+                yield self._by_copy(load.turns, window, route, second, shared)
             else:
                 paging = self._paging(window, route)
-                self._target.date_snapshot()
 
                 def probe() -> Connection:
                     return self._second_session(sessions)
 
-                snapshot = self._snapshot(window, route, sessions)
+                snapshot = self._dated_snapshot(window, sessions) or self._snapshot(window, route, sessions)
                 yield self._by_postgres(load.turns, window, probe, snapshot, paging=paging, isolate=route.isolate)
 
     def handle(self, load: Load, window: Window, route: Route) -> CopyHandle:
@@ -742,7 +741,9 @@ class PostgresShortcut:
             snapshot=snapshot,
         )
 
-    def _by_copy(self, turns: Turns, window: Window, route: Route, sink: Connection) -> Filling:
+    def _by_copy(
+        self, turns: Turns, window: Window, route: Route, sink: Connection, shared: SharedSnapshot | None
+    ) -> Filling:
         source, opening = self._source, self._target.opening
         return CopySource(
             source.reader,
@@ -757,6 +758,7 @@ class PostgresShortcut:
             batch_size=window.batch_rows,
             max_value_bytes=opening.settings.max_value_mb << 20,
             max_snapshot_seconds=source.max_snapshot_seconds(window),
+            snapshot=shared.name if shared else None,
         )
 
     def _paging(self, window: Window, route: Route) -> Paging:
@@ -775,9 +777,25 @@ class PostgresShortcut:
         return Paging(order, names, lambda: rows)
 
     def _snapshot(self, window: Window, route: Route, sessions: ExitStack) -> SharedSnapshot | None:
-        """Share one snapshot among the chunks of one load, and among the pages of a pass for a history."""
-        if route.page_rows is None or (isinstance(window, QueryWindow) and not self._target.keeps_history):
+        """Share one snapshot among the chunks of one load."""
+        if route.page_rows is None or isinstance(window, QueryWindow):
             return None
+        return self._shared(window, sessions)
+
+    def _dated_snapshot(self, window: Window, sessions: ExitStack) -> SharedSnapshot | None:
+        """Share one snapshot among all that is read for a history, and date the states by the clock in it.
+
+        A time that was read before the snapshot would be too early for what was committed in between.
+        """
+        if not self._target.keeps_history:
+            return None
+        shared = self._shared(window, sessions)
+        shared.renew()
+        assert shared.at is not None
+        self._target.use_snapshot(shared.at)
+        return shared
+
+    def _shared(self, window: Window, sessions: ExitStack) -> SharedSnapshot:
         source = self._source
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
         name = source.definition.source_connection

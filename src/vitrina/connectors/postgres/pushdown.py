@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -187,6 +188,8 @@ class SharedSnapshot:
         self._max_seconds = max_seconds
         self._age: Age | None = None
         self.name = ""
+        # Read in the snapshot, by the server's clock.
+        self.at: datetime | None = None
 
     @property
     def is_old(self) -> bool:
@@ -212,10 +215,14 @@ class SharedSnapshot:
             if not is_first:
                 self._holder.execute("ROLLBACK")
             self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            row = database.one(self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name"))
+            row = database.one(
+                self._holder.execute(
+                    "SELECT pg_catalog.pg_export_snapshot() AS name, pg_catalog.clock_timestamp() AS at"
+                )
+            )
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
-        self.name = str(row["name"])
+        self.name, self.at = str(row["name"]), row["at"]
         return not is_first
 
     def end(self) -> None:

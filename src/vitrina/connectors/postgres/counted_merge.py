@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import merge
 from vitrina.connectors.postgres.catalog import Table
@@ -36,9 +36,14 @@ class Merged(NamedTuple):
 
 def upsert(connection: Connection, merging: Merge) -> Merged | None:
     """Merge into a target without other keys. Return None if this server cannot count what a MERGE does there."""
+    return _upsert(connection, merging, SQL(""))
+
+
+def _upsert(connection: Connection, merging: Merge, first: Composable) -> Merged | None:
+    """Merge after a statement that is sent together with the next one."""
     if connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
-        return _merged(database.one(connection.execute(merge.counted_upsert(merging))))
-    before = database.one(connection.execute(_counts_of_session(merging)))
+        return _merged(database.last_row(connection.execute(first + merge.counted_upsert(merging))))
+    before = database.last_row(connection.execute(first + _counts_of_session(merging)))
     if not before["are_kept"]:
         return None
     rows = connection.execute(merge.upsert(merging)).rowcount
@@ -49,17 +54,18 @@ def upsert(connection: Connection, merging: Merge) -> Merged | None:
     return Merged(done, _written(connection, merging) if rows else [])
 
 
-def notices_repeats(connection: Connection, target: Table) -> bool:
-    """Return whether a merge that writes a row twice fails at once, on a server that counts what it merged."""
-    counts = connection.info.server_version >= merge.COUNTS_MERGED_ROWS
+def notices_repeats(target: Table) -> bool:
+    """Return whether a merge that writes a row twice fails at once."""
     # A key may be in a table and in its child: one staged row then updates two.
-    return counts and target.has_one_key and target.refuses_repeats and not target.has_children
+    return target.has_one_key and target.refuses_repeats and not target.has_children
 
 
-def try_upsert(connection: Connection, merging: Merge) -> Merged:
-    """Merge after a savepoint, for a target that notices repeats. The caller keeps the rows or takes them back."""
-    statement = SQL("SAVEPOINT {}; {}").format(_TRIAL, merge.counted_upsert(merging))
-    return _merged(database.last_row(connection.execute(statement)))
+def try_upsert(connection: Connection, merging: Merge) -> Merged | None:
+    """Merge after a savepoint, for a target that notices repeats. The caller keeps the rows or takes them back.
+
+    Return None, with nothing written, if this server cannot count what a MERGE does there.
+    """
+    return _upsert(connection, merging, SQL("SAVEPOINT {}; ").format(_TRIAL))
 
 
 def keep(connection: Connection) -> None:
@@ -91,11 +97,15 @@ def _counts_of_session(merging: Merge) -> Composed:
 
 
 def _written(connection: Connection, merging: Merge) -> list[str]:
-    """Find rows that this transaction wrote. Most staged rows are such rows, so the first ones are found soon."""
+    """Find rows that this transaction wrote. Most staged rows are such rows, so the first ones are found soon.
+
+    A savepoint has a number of its own, which is later than the transaction's: the age of both is at most 0. A row that
+    another session wrote since then serves as well: an older copy of the mart lacks it too.
+    """
     found = connection.execute(
         SQL(
             "SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {}"
-            " WHERE t.xmin = pg_catalog.pg_current_xact_id()::xid LIMIT {}"
+            " WHERE pg_catalog.age(t.xmin) <= 0 LIMIT {}"
         ).format(merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED))
     ).fetchall()
     return [row["place"] for row in found]

@@ -439,11 +439,13 @@ class PostgresWriter:
         Only rows that were not written may still repeat a key, and such a batch is counted afterwards.
         Return None, with nothing written, if a key is repeated or the server would not notice it.
         """
-        if self._gone or not counted_merge.notices_repeats(self.connection, self.table):
+        if self._gone or not counted_merge.notices_repeats(self.table):
             return None
         try:
             merged = counted_merge.try_upsert(self.connection, batch)
         except counted_merge.REPEATED:
+            merged = None
+        if merged is None:
             counted_merge.take_back(self.connection)
             return None
         unchanged = rows - merged.counts.inserted - merged.counts.updated

@@ -103,9 +103,8 @@ def _written(connection: Connection, merging: Merge) -> list[str]:
     another session wrote since then serves as well: an older copy of the mart lacks it too.
     """
     found = connection.execute(
-        SQL(
-            "SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {}"
-            " WHERE pg_catalog.age(t.xmin) <= 0 LIMIT {}"
-        ).format(merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED))
+        SQL("SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {} WHERE pg_catalog.age(t.xmin) <= 0 LIMIT {}").format(
+            merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED)
+        )
     ).fetchall()
     return [row["place"] for row in found]

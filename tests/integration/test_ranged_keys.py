@@ -27,11 +27,6 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "days before Christ": [("date", "'0003-06-01 BC'::date + i")],
     "moments": [("timestamptz", "'2026-03-29 00:00+00'::timestamptz + i * interval '61 seconds 7 microseconds'")],
     "spans": [("interval", "i * interval '1 month 2 days 3.5 seconds'")],
-    "arrays of numbers": [("int[]", "ARRAY[i % 10, i]")],
-    "arrays of texts": [("text[]", r"""ARRAY['a"b,' || i % 7, NULL, E'{\\' || i]""")],
-    "ranges of numbers": [("int4range", "int4range(i, i + 3)")],
-    "documents": [("jsonb", "jsonb_build_object('of', i % 5, 'id', i)")],
-    "bits": [("bit varying", "i::bit(16)::bit varying")],
     "an enum and a number": [("content.genre", "(enum_range(NULL::content.genre))[1 + i % 3]"), ("int", "i")],
     "a domain": [("content.code", "'c' || i")],
     "one tenant has nearly everything": [
@@ -39,6 +34,14 @@ KEYS: dict[str, list[tuple[str, str]]] = {
         ("bigint", "-i"),
     ],
     "three columns": [("boolean", "i % 2 = 0"), ("date", "'2026-01-01'::date + i % 7"), ("uuid", "md5(i::text)::uuid")],
+}
+# Equal values of these types may be written differently, so reconcile refuses them as keys.
+KEYS_OF_MANY_FORMS: dict[str, list[tuple[str, str]]] = {
+    "arrays of numbers": [("int[]", "ARRAY[i % 10, i]")],
+    "arrays of texts": [("text[]", r"""ARRAY['a"b,' || i % 7, NULL, E'{\\' || i]""")],
+    "ranges of numbers": [("int4range", "int4range(i, i + 3)")],
+    "documents": [("jsonb", "jsonb_build_object('of', i % 5, 'id', i)")],
+    "bits": [("bit varying", "i::bit(16)::bit varying")],
 }
 
 
@@ -70,13 +73,13 @@ def difference(bench: Workbench, names: list[str]) -> list[dict[str, Any]]:
     return bench.sql(f"({source} EXCEPT ALL {mart}) UNION ALL ({mart} EXCEPT ALL {source})")
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", KEYS | KEYS_OF_MANY_FORMS)
 @pytest.mark.parametrize("analysed", [False, True], ids=["sample", "histogram"])
 def test_workers_bring_keys_of_every_type(bench: Workbench, kind: str, analysed: bool) -> None:
     # Values are written otherwise than usual; bounds are texts.
     for setting in ("datestyle TO 'SQL, DMY'", "intervalstyle TO 'sql_standard'", "timezone TO 'Asia/Kathmandu'"):
         bench.admin.execute(f"ALTER DATABASE {bench.admin.info.dbname} SET {setting}")
-    names = make_table(bench, KEYS[kind])
+    names = make_table(bench, (KEYS | KEYS_OF_MANY_FORMS)[kind])
     if analysed:
         bench.sql("ANALYZE content.things")
     bench.pipeline(

@@ -2,6 +2,8 @@
 
 import random
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.workbench import Workbench
-from vitrina.checks import delete_scan
+from vitrina.checks import compare, delete_scan
 from vitrina.definition import Definition
 from vitrina.errors import ShrinkRefused
 from vitrina.ports import registry
@@ -117,35 +119,120 @@ def test_keys_that_a_collation_calls_equal_are_told_apart(workbench: Workbench, 
     assert workbench.reconcile("items", level="full")["equal"]
 
 
-def test_a_scan_finds_the_missing_keys_under_writers(workbench: Workbench) -> None:
-    make(workbench, allow_shrink=True)
-    assert workbench.settings.admin_url is not None
-    url, stop = workbench.settings.admin_url.get_secret_value(), threading.Event()
+def admin_url(bench: Workbench) -> str:
+    assert bench.settings.admin_url is not None
+    return bench.settings.admin_url.get_secret_value()
+
+
+@contextmanager
+def writing(bench: Workbench, *, least_key: int = 1) -> Iterator[None]:
+    """Let three sessions delete rows, and insert most of them again at once, until the block ends."""
+    stop = threading.Event()
 
     def write(seed: int) -> None:
         rng = random.Random(seed)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(admin_url(bench), autocommit=True) as connection:
             while not stop.is_set():
-                key = rng.randint(1, 1000)
+                key = rng.randint(least_key, 1000)
                 connection.execute("DELETE FROM content.items WHERE id = %s", [key])
-                if rng.random() < 0.7:  # back again, at once
+                if rng.random() < 0.7:
                     connection.execute("INSERT INTO content.items VALUES (%s, 'again') ON CONFLICT DO NOTHING", [key])
 
     writers = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
     for writer in writers:
         writer.start()
     try:
-        for _ in range(4):
-            scan(workbench)
-            assert workbench.run("items")["status"] == "SUCCESS"
+        yield
     finally:
         stop.set()
         for writer in writers:
             writer.join()
+
+
+def test_a_scan_finds_the_missing_keys_under_writers(workbench: Workbench) -> None:
+    make(workbench, allow_shrink=True)
+    with writing(workbench):
+        for _ in range(4):
+            scan(workbench)
+            assert workbench.run("items")["status"] == "SUCCESS"
     # Whatever they did: with the next pass and scan the mart is the source.
     assert workbench.run("items")["status"] == "SUCCESS"
     scan(workbench)
     assert workbench.differences(QUERY, "analytics.items") == 0
+
+
+UNTOUCHED = """
+INSERT INTO content.items SELECT n, 'no pass reads this', '2001-01-01' FROM generate_series(10001, 12000) n
+"""
+
+
+def test_rows_that_no_pass_delivered_take_no_place_of_keys_to_remove(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan kept these rows too, up to its limit, and then removed only a part of what had left the source."""
+    monkeypatch.setattr(compare, "KEPT_KEYS", 100)
+    make(workbench)
+    workbench.source(UNTOUCHED)
+    workbench.sql("DELETE FROM content.items WHERE id <= 80")
+    found = scan(workbench)
+    assert (found["found"], found["deleted"], found["remaining"]) == (80, 80, 0)
+    assert {row["id"] for row in workbench.sql("SELECT id FROM analytics.items")} == set(range(81, 1001))
+    assert scan(workbench) == {"found": 0}
+
+
+def test_what_one_scan_may_not_remove_is_counted_and_left_to_the_next(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "KEPT_KEYS", 100)
+    monkeypatch.setattr(compare, "LOOKUP_KEYS", 30)
+    make(workbench)
+    workbench.source(UNTOUCHED)
+    workbench.sql("DELETE FROM content.items WHERE id <= 250")
+    found = [scan(workbench) for _ in range(3)]
+    assert [(each["found"], each["deleted"], each["remaining"]) for each in found] == [
+        (250, 100, 150),
+        (150, 100, 50),
+        (50, 50, 0),
+    ]
+    assert {row["id"] for row in workbench.sql("SELECT id FROM analytics.items")} == set(range(251, 1001))
+
+
+def test_the_guard_counts_keys_beyond_those_that_one_scan_removes(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "KEPT_KEYS", 100)
+    make(workbench)
+    workbench.sql("DELETE FROM content.items WHERE id > 100")
+    with pytest.raises(ShrinkRefused, match="900"):
+        scan(workbench)
+    assert workbench.reconcile("items", level="full")["extra"] == 900
+    with pytest.raises(ShrinkRefused, match="900"):
+        workbench.reconcile("items", level="full", repair=True)
+    assert len(workbench.sql("SELECT id FROM analytics.items")) == 1000
+
+
+def test_a_scan_is_exact_while_a_transaction_stays_open(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds back the checkpoint, and has deleted a row that everybody else still sees."""
+    monkeypatch.setattr(compare, "KEPT_KEYS", 700)
+    monkeypatch.setattr(compare, "LOOKUP_KEYS", 50)
+    make(workbench, allow_shrink=True)
+    workbench.source(UNTOUCHED)
+    with psycopg.connect(admin_url(workbench)) as long:
+        long.execute("DELETE FROM content.items WHERE id = 1")
+        long.execute("INSERT INTO content.items VALUES (3000, 'late')")
+        with writing(workbench, least_key=2):
+            for _ in range(3):
+                scan(workbench)
+                assert workbench.run("items")["status"] == "SUCCESS"
+        scan(workbench)
+        there = "SELECT id FROM content.items WHERE id <= 1000"
+        gone = workbench.sql(f"SELECT id FROM analytics.items WHERE id NOT IN ({there})")
+        assert (gone, scan(workbench)) == ([], {"found": 0})
+        assert workbench.sql("SELECT id FROM analytics.items WHERE id = 1 OR id > 1000") == [{"id": 1}]
+    # Committed: the next pass and scan pass on what it did.
+    assert workbench.run("items")["status"] == "SUCCESS"
+    assert scan(workbench)["found"] == 1
+    assert workbench.differences(f"{QUERY} WHERE id <= 10000", "analytics.items") == 0
 
 
 def test_a_key_that_comes_back_before_it_is_removed_stays(

@@ -23,7 +23,7 @@ BUCKET_ROWS = 256
 MIN_BUCKETS, MAX_BUCKETS = 64, 65_536
 # Up to this many keys are looked up one by one in the second comparison; for more, their buckets are read again.
 LOOKUP_KEYS = 10_000
-# Differences that are kept with their keys, to be repaired; further ones are only counted.
+# Differences that are kept with their keys, to be repaired or removed; further ones are only counted.
 KEPT_KEYS = 100_000
 
 
@@ -59,6 +59,19 @@ class Comparison:
 
 
 @dataclass
+class Extra:
+    """Hold keys that only the target has, as many as may be kept, and count all of them."""
+
+    kept: list[Key] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, key: Key) -> None:
+        self.count += 1
+        if len(self.kept) < KEPT_KEYS:
+            self.kept.append(key)
+
+
+@dataclass
 class Confirmation:
     """Hold the differences that both comparisons found."""
 
@@ -79,6 +92,30 @@ def look_quickly(source: ComparableSide, target: ComparableSide) -> Comparison:
 
 def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows: int) -> Comparison:
     """Compare one sum of each side. If they differ, compare the buckets, and list and join those that differ."""
+    look = _differing_buckets(source, target, expected_rows)
+    for difference in _join_buckets(source, target, look.buckets):
+        look.add(difference)
+    look.places = array("q", sorted(look.places))  # the groups are not in order
+    return look
+
+
+def look_for_extra(source: ComparableSide, target: ComparableSide, *, expected_rows: int) -> Extra:
+    """Find the keys that only the target has, as `look_fully` does.
+
+    Nothing is kept of other differences: of rows that no pass has delivered there may be any number.
+    """
+    extra = Extra()
+    for difference in _join_buckets(source, target, _differing_buckets(source, target, expected_rows).buckets):
+        if _is_extra(difference):
+            extra.add(difference.key)
+    return extra
+
+
+def _is_extra(difference: Difference) -> bool:
+    return difference.kind is Kind.EXTRA and not difference.in_flight
+
+
+def _differing_buckets(source: ComparableSide, target: ComparableSide, expected_rows: int) -> Comparison:
     wanted, total = _both(source, target, lambda side: side.total())
     if total == wanted:
         return Comparison(rows=(wanted[0], total[0]))
@@ -86,12 +123,7 @@ def look_fully(source: ComparableSide, target: ComparableSide, *, expected_rows:
     here, there = _both(source, target, lambda side: side.buckets(mask))
     differing = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
     counted = sum(rows for rows, _ in here.values()), sum(rows for rows, _ in there.values())
-    look = Comparison(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
-    if look.buckets:
-        for difference in _join_buckets(source, target, look.buckets):
-            look.add(difference)
-    look.places = array("q", sorted(look.places))  # the groups are not in order
-    return look
+    return Comparison(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
 
 
 def _both(
@@ -182,6 +214,20 @@ def confirm(
         if len(verdict.confirmed) < KEPT_KEYS:
             verdict.confirmed.append(again)
     verdict.in_flight += resolved
+    return verdict
+
+
+def confirm_extra(first: Extra, source: ComparableSide, target: ComparableSide) -> Confirmation:
+    """Look up the keys that were kept, and confirm those that only the target still has.
+
+    Keys that were not kept count as before: another comparison finds them.
+    """
+    verdict = Confirmation()
+    # A side that cannot look up single keys reads everything for each question.
+    size = max(LOOKUP_KEYS, source.listed_at_once or 0)
+    for start in range(0, len(first.kept), size):
+        verdict.confirmed += filter(_is_extra, _join_keys(source, target, first.kept[start : start + size]))
+    verdict.counts[Kind.EXTRA] = len(verdict.confirmed) + first.count - len(first.kept)
     return verdict
 
 

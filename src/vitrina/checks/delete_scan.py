@@ -13,12 +13,11 @@ from pydantic import ValidationError
 
 from vitrina import schedule
 from vitrina.checks import compare, comparison, repairs
-from vitrina.checks.compare import Comparison, Confirmation
+from vitrina.checks.compare import Confirmation
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.loads import opening
 from vitrina.loads.control import Hold
 from vitrina.mart_options import Deletes
-from vitrina.ports.compare import Kind
 from vitrina.settings import Settings
 from vitrina.status import can_move
 from vitrina.store import database, pipelines, requests
@@ -75,22 +74,13 @@ def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_s
             opened = comparison.inspect(found)
             comparison.cut(opened)
             with opened.both_keys() as (source, target):
-                first = _extra(compare.look_fully(source, target, expected_rows=opened.job.described.estimated_rows))
-            if not first.places:
+                rows = opened.job.described.estimated_rows
+                first = compare.look_for_extra(source, target, expected_rows=rows)
+            if not first.count:
                 return Confirmation()
             time.sleep(wait_seconds)
             with opened.both_keys() as (source, target):
-                return _of_extra(compare.confirm(first, source, target, still_moving=lambda before, again: False))
-
-
-def _extra(look: Comparison) -> Comparison:
-    """Keep what only the target has. A row that it lacks is in flight, or for a full comparison to find."""
-    return look if any(one.kind is Kind.EXTRA for one in look.differences) or not look.is_complete else Comparison()
-
-
-def _of_extra(verdict: Confirmation) -> Confirmation:
-    counts = dict.fromkeys(Kind, 0) | {Kind.EXTRA: verdict.counts[Kind.EXTRA]}
-    return Confirmation(counts, 0, [one for one in verdict.confirmed if one.kind is Kind.EXTRA])
+                return compare.confirm_extra(first, source, target)
 
 
 def _wait_for_runs(metastore: Connection, row: dict[str, Any]) -> None:

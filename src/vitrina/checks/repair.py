@@ -70,7 +70,8 @@ class _Repairing:
         self._settled: set[Key] = set()
 
     def begin(self, verdict: Confirmation) -> None:
-        deletes = plan(verdict.confirmed)["deletes"] if self._deletes else 0
+        # All that left, also keys that are left to the next repair: the guard protects the target from all of them.
+        deletes = verdict.counts[Kind.EXTRA] if self._deletes else 0
         if deletes:
             self._compared.refuse_shrinking(deletes)
         incremental.begin(self._run, self._load)

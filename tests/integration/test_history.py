@@ -9,10 +9,12 @@ from pydantic import ValidationError
 
 from tests.support.workbench import Workbench
 from vitrina import failpoints
+from vitrina.client import Client
 from vitrina.definition import Definition
+from vitrina.errors import Conflict
+from vitrina.services import pipelines as service
 from vitrina.status import Trigger
 from vitrina.store import pipelines, recovery, state
-from vitrina.store.database import Connection
 
 FILMS = """
 CREATE TABLE content.films (id bigint PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
@@ -338,16 +340,90 @@ def test_guards_count_current_rows(workbench: Workbench) -> None:
     assert len(workbench.sql("SELECT id FROM analytics.films WHERE is_current")) == 10
 
 
-def test_two_pipelines_do_not_write_one_history(api: httpx.Client, metastore: Connection) -> None:
-    body = {"source_query": "SELECT 1 AS id", "target_table": "analytics.one", "target_key": ["id"]}
-    cursor = {"mode": "incremental", "incremental_key": "id"}
-    first = api.post("/api/v1/pipelines", json=body | cursor | {"name": "first", "options": {"history": {}}})
-    assert first.status_code == 201, first.text
-    both: list[dict[str, Any]] = [{}, {"history": {}}]
-    for options in both:
-        second = api.post("/api/v1/pipelines", json=body | cursor | {"name": "second", "options": options})
-        assert second.status_code == 409
-        assert "only one writer" in second.json()["detail"]
+ONE_WRITER = (
+    "target analytics.one is already written by pipeline first, and a mart with options.history can have only one"
+    " writer; choose another target"
+)
+INCREMENTAL = {"mode": "incremental", "incremental_key": "id"}
+SECOND = """
+apiVersion: vitrina/v1
+kind: Pipeline
+metadata: {name: second}
+spec:
+  source_query: SELECT 1 AS id
+  target_table: analytics.one
+  target_key: [id]
+  mode: incremental
+  incremental_key: id
+"""
+
+
+def writer_of(target: str, name: str, **options: Any) -> dict[str, Any]:
+    query = {"source_query": "SELECT 1 AS id", "target_key": ["id"]}
+    return query | INCREMENTAL | {"name": name, "target_table": target, "options": options}
+
+
+@pytest.fixture
+def first(api: httpx.Client) -> None:
+    """The history `analytics.one` and the pipeline that writes it."""
+    api.post("/api/v1/pipelines", json=writer_of("analytics.one", "first", history={})).raise_for_status()
+
+
+def is_refused(response: httpx.Response) -> bool:
+    return (response.status_code, response.json().get("detail")) == (409, ONE_WRITER)
+
+
+@pytest.mark.usefixtures("first")
+@pytest.mark.parametrize("options", [{}, {"history": {}}, {"shared_target": True}])
+def test_two_pipelines_do_not_write_one_history(api: httpx.Client, options: dict[str, Any]) -> None:
+    assert is_refused(api.post("/api/v1/pipelines", json=writer_of("analytics.one", "second", **options)))
+    api.post("/api/v1/pipelines", json=writer_of("analytics.two", "second", **options)).raise_for_status()
+    assert is_refused(api.patch("/api/v1/pipelines/second", json={"target_table": "analytics.one"}))
+    assert api.get("/api/v1/pipelines/second").json()["target_table"] == "analytics.two"
+
+
+def test_a_mart_of_two_pipelines_does_not_become_a_history(api: httpx.Client) -> None:
+    for name in ("first", "second"):
+        api.post("/api/v1/pipelines", json=writer_of("analytics.one", name)).raise_for_status()
+    assert is_refused(api.patch("/api/v1/pipelines/second", json={"options": {"history": {}}}))
+    assert api.get("/api/v1/pipelines/second").json()["options"] == {}
+
+
+@pytest.mark.usefixtures("first")
+@pytest.mark.parametrize("options", ["{}", "{history: {}}", "{shared_target: true}"])
+def test_files_do_not_name_two_writers_of_one_history(api: httpx.Client, options: str) -> None:
+    with Client(str(api.base_url)) as client:
+        with pytest.raises(Conflict, match=ONE_WRITER):
+            client.apply(f"{SECOND}  options: {options}\n")
+        assert [each.name for each in client.list_pipelines()] == ["first"]
+
+
+@pytest.mark.parametrize("histories", [(True, True), (True, False), (False, True)])
+def test_a_second_name_of_its_database_gives_a_history_no_second_writer(
+    workbench: Workbench, histories: tuple[bool, bool]
+) -> None:
+    url = workbench.settings.database_url
+    workbench.settings = workbench.settings.model_copy(update={"connections": {"here": url}})
+    workbench.source(FILMS)
+    for name, place, history in zip(("first", "second"), (None, "here"), histories, strict=True):
+        options: dict[str, Any] = {"target_connection": place, "history": {} if history else None}
+        make(workbench, "incremental", name, target_table="analytics.one", options=options)
+    run(workbench, "first")
+    before = workbench.sql("SELECT * FROM analytics.one ORDER BY id")
+
+    refused = workbench.run("second")
+
+    assert refused["status"] == "FAILED"
+    assert refused["error_message"] == (
+        "target analytics.one is already written by pipeline first: the connections 'here' and 'default' are one"
+        " database, and a mart with options.history can have only one writer; choose another target"
+    )
+    assert workbench.sql("SELECT * FROM analytics.one ORDER BY id") == before
+    # Now that both names are known to lead there, whoever saves the pipeline is told.
+    row = pipelines.find(workbench.metastore, "second")
+    assert row is not None
+    with pytest.raises(Conflict, match=ONE_WRITER):
+        service.refuse_second_writer(workbench.metastore, row)
 
 
 @pytest.mark.parametrize(

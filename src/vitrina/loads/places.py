@@ -32,12 +32,20 @@ def hold(
 def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, name: str) -> None:
     other = pipelines.find_rival(metastore, claim.pipeline_id, definition)
     if other and (other["target_connection"] or DEFAULT_CONNECTION).lower() != name:
+        # Sharing is no way out for a history.
+        keeps_history = definition.options.history or other["keeps_history"]
         raise FatalError(
             f"target {definition.final_target} is already written by pipeline {other['name']}: the connections"
-            f" {name!r} and {other['target_connection'] or DEFAULT_CONNECTION!r} are one database, and a full load"
-            " deletes rows that its own source does not have; choose another target, or set options.shared_target on"
-            " both"
+            f" {name!r} and {other['target_connection'] or DEFAULT_CONNECTION!r} are one database, and"
+            f" {_ONE_WRITER if keeps_history else _DELETES_OF_OTHERS}"
         )
+
+
+_ONE_WRITER = "a mart with options.history can have only one writer; choose another target"
+_DELETES_OF_OTHERS = (
+    "a full load deletes rows that its own source does not have; choose another target, or set options.shared_target"
+    " on both"
+)
 
 
 def hold_place(claim: Claim, definition: Definition, settings: Settings, metastore: Connection) -> None:

@@ -221,6 +221,7 @@ PATHS = {
     "GET /runs?status=RUNNING": "/api/v1/runs?limit=100&status=RUNNING",
     "GET /pipelines/{id}/runs": "/api/v1/pipelines/pipeline_000077/runs?limit=100",
     "GET /overview, 200 lines": "/api/v1/overview?limit=200",
+    "GET /graph, the first 500": "/api/v1/graph",
     "GET /home": "/api/v1/home",
     "GET /metrics": "/metrics",
 }

@@ -2,6 +2,7 @@
 import { Link, createRootRoute, createRoute, createRouter, lazyRouteComponent, redirect } from "@tanstack/react-router";
 import { HomePage } from "./pages/home";
 import type { PipelinesSearch } from "./pages/pipelines-search";
+import type { GraphSearch } from "./pages/graph";
 import type { RunsSearch } from "./pages/runs";
 import { Shell } from "./shell";
 import { Empty, PageHead } from "./ui/basics";
@@ -83,6 +84,7 @@ const graph = createRoute({
   getParentRoute: () => root,
   path: "/graph",
   component: lazyRouteComponent(() => import("./pages/graph"), "GraphPage"),
+  validateSearch: (search): GraphSearch => ({ name: text(search["name"]) }),
 });
 const runners = createRoute({
   getParentRoute: () => root,

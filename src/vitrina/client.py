@@ -1,5 +1,6 @@
 """The Python client: every call of the API, typed and synchronous. Errors have the messages of the server."""
 
+import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -29,6 +30,7 @@ PREFIX = "/api/v1"
 _CONNECT_ATTEMPTS = 3
 _CONNECT_PAUSE_SECONDS = 0.2
 _PAGE = 200
+_DRAWN = 2000
 # By how much a clock may be set back without hiding a run from the caller that waits for it.
 _CLOCK_STEP = timedelta(hours=1)
 _LOG_PAGE = 500
@@ -97,8 +99,20 @@ class Client:
         return self._ask(schemas.ScheduleTimes, "GET", "/schedule", params=asked).times
 
     def graph(self) -> schemas.Graph:
-        """Get which pipeline reads what, and which runs after which."""
-        return self._ask(schemas.Graph, "GET", "/graph")
+        """Get which pipeline reads what, and which runs after which, of all pipelines."""
+        nodes: Json = {}
+        edges: list[Json] = []
+        cursor = None
+        while True:
+            params = {"limit": _DRAWN, "cursor": cursor}
+            part = json.loads(self._send("GET", "/graph", params=params).content)
+            # A table that several parts show is one node.
+            nodes = {**nodes, **{node["id"]: node for node in part["nodes"]}}
+            edges += part["edges"]
+            cursor = part.get("next_cursor")
+            if cursor is None:
+                whole = {"nodes": list(nodes.values()), "edges": edges, "next_cursor": None}
+                return self._parsed(schemas.Graph, json.dumps(whole).encode())
 
     def get_pipeline(self, pipeline: str | UUID) -> schemas.Pipeline:
         return self._ask(schemas.Pipeline, "GET", self._of(pipeline))

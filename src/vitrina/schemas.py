@@ -363,6 +363,9 @@ class Graph(Answer):
 
     nodes: list[GraphNode]
     edges: list[GraphEdge]
+    next_cursor: str | None = Field(
+        None, description="More pipelines match: send it as `cursor` to get them. Null when all are shown."
+    )
 
 
 class Accepted(Told):

@@ -176,6 +176,7 @@ def test_the_watch_sees_a_statement_that_reads_a_whole_table(bench: Workbench, p
         "/runs?trigger=manual",
         "/runs?pipeline=pipeline_000100&status=SUCCESS",
         "/overview?limit=200",
+        "/graph?limit=200",
         "/feeds",
         "/dead-letters",
         "/dead-letters/groups",

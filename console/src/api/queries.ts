@@ -120,8 +120,14 @@ export async function refreshWaiting(): Promise<void> {
   if (waiting.length > 0) await refreshOverview(waiting);
 }
 
-export function useGraph() {
-  return useQuery({ queryKey: ["graph"], queryFn: ({ signal }) => get<Graph>("/graph", signal), refetchInterval: useInterval() });
+/** Of pipelines by name, as many as the API draws in one answer; `name` is a part of the name. */
+export function useGraph(name: string) {
+  return useQuery({
+    queryKey: ["graph", name],
+    queryFn: ({ signal }) => get<Graph>(`/graph${name ? `?${new URLSearchParams({ name }).toString()}` : ""}`, signal),
+    refetchInterval: useInterval(),
+    placeholderData: (before) => before,
+  });
 }
 
 export function usePipeline(name: string) {

@@ -125,6 +125,7 @@ export interface GraphEdge {
 export interface Graph {
   nodes: GraphNode[];
   edges: GraphEdge[];
+  next_cursor: string | null;
 }
 
 export interface Task {

@@ -1,25 +1,39 @@
 /** What reads what: sources, pipelines and targets from left to right, and who runs after whom. */
-import { Link } from "@tanstack/react-router";
-import { useMemo } from "react";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { useDeferredValue, useMemo, useState } from "react";
 import { useGraph } from "../api/queries";
 import type { GraphEdge, GraphNode } from "../api/types";
-import { Ago, Empty, Failure, Loading, PageHead, StatusChip, fillOf } from "../ui/basics";
+import { Ago, Empty, Failure, Loading, PageHead, StatusChip, fillOf, inputLook } from "../ui/basics";
 import { cx } from "../ui/classes";
 import { NODE, layOut, type Layout, type Placed } from "../ui/layers";
 import { t } from "../words/language";
 
 const MARGIN = 24;
 
+export interface GraphSearch {
+  name?: string;
+}
+
 export function GraphPage() {
-  const graph = useGraph();
+  const { name = "" } = useSearch({ from: "/graph" });
+  const graph = useGraph(useDeferredValue(name));
   const layout = useMemo(() => (graph.data ? layOut(graph.data) : undefined), [graph.data]);
   return (
     <>
-      <PageHead title={t("Graph")} note={t("From sources to targets, as queries read them. Dashed: which pipeline runs after which.")} />
+      <PageHead title={t("Graph")} note={t("From sources to targets, as queries read them. Dashed: which pipeline runs after which.")}>
+        <Filter name={name} />
+      </PageHead>
+      {graph.data?.next_cursor && (
+        <p role="status" className="px-4 pb-3 sm:px-6">
+          {t("There are more pipelines than are drawn here: these are the first by name. Filter by name to see others.")}
+        </p>
+      )}
       {graph.error && !graph.data ? (
         <Failure error={graph.error} onRetry={() => void graph.refetch()} />
       ) : !graph.data || !layout ? (
         <Loading />
+      ) : graph.data.nodes.length === 0 && name ? (
+        <Empty icon="filter" title={t("Nothing matches these filters")} />
       ) : graph.data.nodes.length === 0 ? (
         <Empty icon="graph" title={t("There is nothing to draw yet")}>
           {t("The graph appears with the first pipeline.")}
@@ -28,6 +42,25 @@ export function GraphPage() {
         <Drawing layout={layout} edges={graph.data.edges} />
       )}
     </>
+  );
+}
+
+function Filter({ name }: { name: string }) {
+  const navigate = useNavigate({ from: "/graph" });
+  const [typed, setTyped] = useState(name);
+  return (
+    <input
+      type="search"
+      aria-label={t("Filter by name")}
+      placeholder={t("Filter by name")}
+      maxLength={100}
+      className={inputLook}
+      value={typed}
+      onChange={(event) => {
+        setTyped(event.target.value);
+        void navigate({ search: { name: event.target.value || undefined }, replace: true });
+      }}
+    />
   );
 }
 

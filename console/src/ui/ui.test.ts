@@ -71,7 +71,7 @@ describe("the graph's columns", () => {
   const edge = (source: string, target: string): GraphEdge => ({ source, target, kind: "reads", arrived: null, only_if_changed: false });
   const draw = (edges: [string, string][]): Layout => {
     const ids = [...new Set(edges.flat())];
-    return layOut({ nodes: ids.map(node), edges: edges.map(([source, target]) => edge(source, target)) });
+    return layOut({ nodes: ids.map(node), edges: edges.map(([source, target]) => edge(source, target)), next_cursor: null });
   };
   const x = (layout: Layout, id: string): number => layout.nodes.get(id)?.x ?? NaN;
 
@@ -95,7 +95,7 @@ describe("the graph's columns", () => {
   });
 
   it("are none for an empty graph", () => {
-    expect(layOut({ nodes: [], edges: [] }).nodes.size).toBe(0);
+    expect(layOut({ nodes: [], edges: [], next_cursor: null }).nodes.size).toBe(0);
   });
 });
 

@@ -231,6 +231,9 @@ const ru: Record<string, string> = {
   "From sources to targets, as queries read them. Dashed: which pipeline runs after which.":
     "От источников к приёмникам, по тому, что запросы читают на самом деле; пунктир: кто запускается после кого.",
   "There is nothing to draw yet": "Рисовать пока нечего",
+  "Filter by name": "Фильтр по имени",
+  "There are more pipelines than are drawn here: these are the first by name. Filter by name to see others.":
+    "Пайплайнов больше, чем нарисовано: показаны первые по имени. Чтобы увидеть другие, укажите часть имени.",
   "The graph appears with the first pipeline.": "Граф появится с первым пайплайном.",
   "Runs after": "Запускается после",
   "Kind of source": "Вид источника",

@@ -1,62 +1,67 @@
 """Build the graph of pipelines: the tables they read, the targets they fill, and which runs after which."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from uuid import UUID
 
-from pydantic import ValidationError
-
-from vitrina import sqlguard, targets
 from vitrina.definition import Definition
-from vitrina.errors import InvalidQuery
-from vitrina.ports import registry
 from vitrina.schemas import Graph, GraphEdge, GraphNode
+from vitrina.services import table_use
+from vitrina.services.table_use import Place, Use
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.sqlguard import SqlPolicy
-from vitrina.store import databases, pipelines, run_after, runs
+from vitrina.store import databases, run_after, runs
+from vitrina.store import graph as lines
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 
-def graph(connection: Connection, settings: Settings) -> Graph:
-    """Show every pipeline with its tables. A mart that another pipeline reads is one node, which joins the two."""
-    found = pipelines.list_by_name(connection, None)
-    fresh = runs.list_data_as_of(connection)
-    drawing = _Drawing(connection, settings)
+def graph(connection: Connection, settings: Settings, found: Sequence[Row]) -> Graph:
+    """Show pipelines of `store.graph.list_lines` with their tables. A mart that another one reads is one node.
+
+    With each pipeline come the edges that end at it and the one to its target, so parts of a list add up to the whole.
+    """
+    drawing = _Drawing(connection)
+    uses = table_use.of_rows(connection, settings.sql_policy, found)
     for row in found:
-        drawing.add_pipeline(row)
-        drawing.nodes[_id_of(row["name"])].data_as_of = fresh.get(row["id"])
-    for edge in run_after.list_edges(connection):
-        drawing.edges.append(
-            GraphEdge(
-                source=_id_of(edge["upstream"]),
-                target=_id_of(edge["downstream"]),
-                kind="run_after",
-                arrived=edge["arrived"],
-                only_if_changed=edge["only_if_changed"],
-            )
-        )
+        drawing.add_pipeline(row["name"], row["status"], enabled=row["enabled"])
+        # A row that was deleted meanwhile is shown as it was.
+        drawing.add_use(_id_of(row["name"]), uses.get(row["id"], Use((), None)))
+    names: dict[UUID, str] = {row["id"]: row["name"] for row in found}
+    for edge in run_after.list_edges_of(connection, list(names)):
+        upstream = names.setdefault(edge["upstream_id"], edge["upstream"])
+        drawing.add_pipeline(upstream, edge["upstream_status"], enabled=edge["upstream_enabled"])
+        drawing.add_wait(upstream, names[edge["downstream_id"]], edge)
+    for pipeline_id, fresh in runs.list_data_as_of(connection, list(names)).items():
+        drawing.nodes[_id_of(names[pipeline_id])].data_as_of = fresh
     return Graph(nodes=list(drawing.nodes.values()), edges=drawing.edges)
 
 
 def downstream(connection: Connection, settings: Settings, definition: Definition) -> dict[str, list[str]]:
     """Name the pipelines and targets that depend on a pipeline as it would be defined, or on its target."""
-    drawing = _Drawing(connection, settings)
-    for row in pipelines.list_by_name(connection, None):
-        if row["name"] != definition.name:
-            drawing.add_pipeline(row)
-    start = _id_of(definition.name)
-    drawing.nodes[start] = GraphNode(id=start, kind="pipeline", name=definition.name)
-    target = drawing.add_edges(start, definition)
-    leads_to: dict[str, list[str]] = {}
-    for edge in drawing.edges:
-        leads_to.setdefault(edge.source, []).append(edge.target)
+    others = [row for row in lines.list_lines(connection) if row["name"] != definition.name]
+    uses = table_use.of_rows(connection, settings.sql_policy, others)
+    # Of the pipeline itself, only the target is needed: what it reads does not depend on it.
+    own = table_use.target_of(definition)
+    places = _Places(connection)
+    start, target = _id_of(definition.name), places.node_of(own)
+    leads_to: dict[str, list[str]] = {start: [target]}
+    names = {target: own.name}
+    for row in others:
+        if row["id"] not in uses:
+            continue  # deleted meanwhile
+        use, node = uses[row["id"]], _id_of(row["name"])
+        for source in use.sources:
+            leads_to.setdefault(places.node_of(source), []).append(node)
+        if use.target:
+            filled = places.node_of(use.target)
+            names[filled] = use.target.name
+            leads_to.setdefault(node, []).append(filled)
     for after in run_after.list_edges(connection):
         leads_to.setdefault(_id_of(after["upstream"]), []).append(_id_of(after["downstream"]))
     found = _reached(start, leads_to) - {start, target}
-    nodes = [drawing.nodes[node] for node in found if node in drawing.nodes]
+    pipelines = {_id_of(row["name"]): row["name"] for row in others}
     return {
-        "pipelines": sorted(node.name for node in nodes if node.kind == "pipeline"),
-        "targets": sorted(node.name for node in nodes if node.kind != "pipeline"),
+        "pipelines": sorted(pipelines[node] for node in found & pipelines.keys()),
+        "targets": sorted(names[node] for node in found & names.keys()),
     }
 
 
@@ -69,75 +74,67 @@ def _reached(start: str, leads_to: Mapping[str, Sequence[str]]) -> set[str]:
     return reached
 
 
-class _Drawing:
-    """Collect nodes and edges as they are found."""
+class _Places:
+    """Name the nodes of places. Connections that lead to one database are one."""
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._settings = settings
         self._databases: dict[str, str] = {}
-        self.nodes: dict[str, GraphNode] = {}
-        self.edges: list[GraphEdge] = []
 
-    def add_pipeline(self, row: Row) -> None:
-        node = _id_of(row["name"])
-        self.nodes[node] = GraphNode(
-            id=node, kind="pipeline", name=row["name"], status=row["status"], enabled=row["enabled"]
-        )
-        try:
-            definition = pipelines.definition_of(row)
-        except ValidationError:
-            return  # edited by hand: its next run says what is wrong with it
-        self.add_edges(node, definition)
+    def node_of(self, place: Place) -> str:
+        if place.kind == "table":
+            return f"table:{self.connection_of(place)}:{place.name}"
+        if place.kind == "index":
+            index = place.name.partition(":")[2]
+            return f"index:{f'{place.connection}:' if place.connection else ''}{index}"
+        return f"python:{place.name}"
 
-    def add_edges(self, node: str, definition: Definition) -> str:
-        """Add what a pipeline reads and writes; return the node of its target."""
-        for source in self._sources(definition):
-            self.edges.append(GraphEdge(source=source, target=node, kind="reads"))
-        target = self._target(definition)
-        self.edges.append(GraphEdge(source=node, target=target, kind="writes"))
-        return target
-
-    def _sources(self, definition: Definition) -> list[str]:
-        if definition.python_source:
-            return [self._add(f"python:{definition.python_source}", "python", definition.python_source, None)]
-        if not definition.reads_postgres:
-            named = definition.source_table or definition.query or definition.source_type
-            return [self._table(f"{definition.source_type}:{named}", definition.source_connection)]
-        tables = _tables(definition.query or "", self._settings.sql_policy)
-        return [self._table(f"{schema}.{table}", definition.source_connection) for schema, table in tables]
-
-    def _target(self, definition: Definition) -> str:
-        target = definition.final_target
-        place = definition.options.target_connection
-        if targets.connector_of(target) == registry.SEARCH:
-            index = target.partition(":")[2]
-            return self._add(f"index:{f'{place}:' if place else ''}{index}", "index", target, place)
-        return self._table(target, place)
-
-    def _table(self, name: str, connection_name: str | None) -> str:
-        database = self._database(connection_name or DEFAULT_CONNECTION)
-        return self._add(f"table:{database}:{name}", "table", name, database)
+    def connection_of(self, place: Place) -> str | None:
+        return self._database(place.connection or DEFAULT_CONNECTION) if place.kind == "table" else place.connection
 
     def _database(self, name: str) -> str:
         if name not in self._databases:
             self._databases[name] = databases.resolve(self._connection, name)
         return self._databases[name]
 
-    def _add(self, node: str, kind: str, name: str, connection_name: str | None) -> str:
-        self.nodes.setdefault(
-            node, GraphNode.model_validate({"id": node, "kind": kind, "name": name, "connection": connection_name})
+
+class _Drawing:
+    """Collect nodes and edges as they are found."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._places = _Places(connection)
+        self.nodes: dict[str, GraphNode] = {}
+        self.edges: list[GraphEdge] = []
+
+    def add_pipeline(self, name: str, status: str, *, enabled: bool) -> None:
+        node = _id_of(name)
+        if node not in self.nodes:
+            said = {"id": node, "kind": "pipeline", "name": name, "status": status, "enabled": enabled}
+            self.nodes[node] = GraphNode.model_validate(said)
+
+    def add_use(self, node: str, use: Use) -> None:
+        for source in use.sources:
+            self.edges.append(GraphEdge(source=self._add(source), target=node, kind="reads"))
+        if use.target:
+            self.edges.append(GraphEdge(source=node, target=self._add(use.target), kind="writes"))
+
+    def add_wait(self, upstream: str, downstream: str, edge: Row) -> None:
+        self.edges.append(
+            GraphEdge(
+                source=_id_of(upstream),
+                target=_id_of(downstream),
+                kind="run_after",
+                arrived=edge["arrived"],
+                only_if_changed=edge["only_if_changed"],
+            )
         )
+
+    def _add(self, place: Place) -> str:
+        node = self._places.node_of(place)
+        if node not in self.nodes:
+            connection = self._places.connection_of(place)
+            self.nodes[node] = GraphNode(id=node, kind=place.kind, name=place.name, connection=connection)
         return node
-
-
-@lru_cache(maxsize=2_000)
-def _tables(query: str, policy: SqlPolicy) -> tuple[tuple[str, str], ...]:
-    """List the tables that the query really reads. A query that may not run reads none."""
-    try:
-        return tuple(dict.fromkeys(sqlguard.check(query, policy).tables))
-    except InvalidQuery:
-        return ()
 
 
 def _id_of(pipeline: str) -> str:

@@ -208,7 +208,7 @@ def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> 
         """
     ).format(
         columns=sql.SQL(", ").join(sql.Identifier("p", name) for name in _LISTED),
-        tasks=_TASKS,
+        tasks=TASKS,
         run_after=run_after.OF_PIPELINE,
         wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
         column=column,
@@ -256,7 +256,7 @@ def list_by_name(
             WHERE {wanted} ORDER BY p.name {lock}
             """
         ).format(
-            tasks=_TASKS,
+            tasks=TASKS,
             run_after=run_after.OF_PIPELINE,
             wanted=sql.SQL(" OR ").join(wanted if names is not None else [sql.SQL("true")]),
             lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
@@ -515,7 +515,7 @@ ON_TARGET = sql.SQL(
     """
 ).format(FINAL_TARGET)
 
-_TASKS = sql.SQL(
+TASKS = sql.SQL(
     """
     coalesce((
         SELECT jsonb_agg(jsonb_build_object(
@@ -525,7 +525,7 @@ _TASKS = sql.SQL(
     """
 )
 # A whole row of `p`, and what other tables hold of its definition.
-WITH_PARTS = sql.SQL("p.*, {} AS tasks, {} AS run_after").format(_TASKS, run_after.OF_PIPELINE)
+WITH_PARTS = sql.SQL("p.*, {} AS tasks, {} AS run_after").format(TASKS, run_after.OF_PIPELINE)
 
 
 def _value(definition: Definition, column: str) -> Any:

@@ -85,6 +85,22 @@ def list_edges(connection: Connection) -> list[Row]:
     ).fetchall()
 
 
+def list_edges_of(connection: Connection, downstreams: Sequence[UUID]) -> list[Row]:
+    """List the edges that lead to these pipelines, with what the graph shows of their upstreams."""
+    return connection.execute(
+        """
+        SELECT e.downstream_id, e.upstream_id, e.only_if_changed, e.arrived_run_id IS NOT NULL AS arrived,
+               u.name AS upstream, u.status AS upstream_status, u.enabled AS upstream_enabled
+        FROM etl.etl_run_after e
+        JOIN etl.etl_pipelines d ON d.id = e.downstream_id
+        JOIN etl.etl_pipelines u ON u.id = e.upstream_id
+        WHERE e.downstream_id = ANY(%s)
+        ORDER BY d.name, e.position, u.name
+        """,
+        [list(downstreams)],
+    ).fetchall()
+
+
 def list_upstreams(connection: Connection, pipeline_id: UUID) -> list[Row]:
     """List what a pipeline waits for, with what an operator needs to know if it does not arrive."""
     return connection.execute(

@@ -162,8 +162,8 @@ def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
     return _FIND_LAST_SUCCESS.fetch_one(connection, [pipeline_id])
 
 
-def list_data_as_of(connection: Connection) -> dict[UUID, datetime]:
-    """List how fresh each target is: when the oldest run began that its pipeline's latest success is built on."""
+def list_data_as_of(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, datetime]:
+    """List how fresh targets are: when the oldest run began that the latest success of a pipeline is built on."""
     found = connection.execute(
         """
         SELECT p.id, least(done.started_at, done.data_as_of) AS data_as_of
@@ -171,7 +171,9 @@ def list_data_as_of(connection: Connection) -> dict[UUID, datetime]:
         CROSS JOIN LATERAL (SELECT r.started_at, r.data_as_of FROM etl.etl_runs r
                             WHERE r.pipeline_id = p.id AND r.status = 'SUCCESS' AND NOT r.metrics ?| '{repair,replay}'
                             ORDER BY r.started_at DESC, r.id DESC LIMIT 1) done
-        """
+        WHERE p.id = ANY(%s)
+        """,
+        [list(ids)],
     )
     return {row["id"]: row["data_as_of"] for row in found}
 

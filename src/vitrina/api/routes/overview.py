@@ -12,11 +12,14 @@ from vitrina.api.security import Viewer
 from vitrina.api.state import State
 from vitrina.schemas import Page
 from vitrina.services import connectors, graph, home, schedules
+from vitrina.store import graph as lines
 from vitrina.store import overview
 
 router = APIRouter(tags=["overview"], route_class=CompressedRoute)
 
 MAX_ROWS = 2000
+# More in one drawing would help nobody.
+DRAWN = 500
 
 
 @router.get("/me")
@@ -67,7 +70,21 @@ def list_overview(
 
 
 @router.get("/graph")
-def draw_graph(state: State, caller: Viewer) -> schemas.Graph:
-    """Show tables, pipelines and targets with the edges between them, and which pipeline runs after which."""
+def draw_graph(
+    *,
+    state: State,
+    caller: Viewer,
+    name: Annotated[str | None, Query(max_length=100, description="Part of the name of a pipeline.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = DRAWN,
+    cursor: paging.Cursor = None,
+) -> schemas.Graph:
+    """Show tables, pipelines and targets with the edges between them, and which pipeline runs after which.
+
+    Pipelines come by name, each with what it reads, writes and runs after. A node may be in several answers.
+    """
+    after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
-        return graph.graph(connection, state.settings)
+        found = lines.list_lines(connection, name=name, after_name=after[0] if after else None, limit=limit + 1)
+        drawn = graph.graph(connection, state.settings, found[:limit])
+    more = len(found) > limit
+    return drawn.model_copy(update={"next_cursor": paging.encode([found[limit - 1]["name"]]) if more else None})

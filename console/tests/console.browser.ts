@@ -302,6 +302,11 @@ test("the graph shows what is read, what is filled, and who runs after whom", as
   await graph.getByText("content.film_work", { exact: true }).waitFor();
   await graph.getByText("analytics.film_dim", { exact: true }).waitFor();
   expect(await graph.locator("path[data-kind=run_after]").count()).toBe(1);
+  await page.getByLabel("Filter by name").fill("ratings_c");
+  await graph.getByText("content.film_work", { exact: true }).waitFor({ state: "detached" });
+  expect(await upstream?.count()).toBe(1);
+  await page.getByLabel("Filter by name").fill("");
+  await graph.getByText("content.film_work", { exact: true }).waitFor();
   const [left, right] = [await upstream?.boundingBox(), await downstream?.boundingBox()];
   expect(left?.x).toBeLessThan(right?.x ?? 0);
   await downstream?.click();

@@ -423,7 +423,12 @@ class Client:
         self._send("DELETE", f"/connections/{_quoted(name)}")
 
     def list_targets(self) -> schemas.Targets:
-        return self._ask(schemas.Targets, "GET", "/targets")
+        found = part = self._ask(schemas.Targets, "GET", "/targets")
+        while part.next_cursor is not None:
+            part = self._ask(schemas.Targets, "GET", "/targets", params={"cursor": part.next_cursor})
+            found.items += part.items
+        found.next_cursor = None
+        return found
 
     def list_audit(self, *, object: str | None = None, limit: int | None = 50) -> list[schemas.AuditEntry]:
         """List entries of the audit log, newest first; `object` is `pipeline:<name>` or `token:<name>`."""

@@ -838,6 +838,7 @@ class Targets(Answer):
 
     allowed: list[str]
     items: list[Target]
+    next_cursor: str | None = Field(None, description="Send it as `cursor` to get the next page; null at the end.")
 
 
 class Event(Answer):

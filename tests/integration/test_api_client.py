@@ -72,10 +72,11 @@ def test_the_life_of_a_pipeline(client: Client) -> None:
 def test_every_page_is_fetched(client: Client, api_metastore: Connection) -> None:
     api_metastore.execute(
         "INSERT INTO etl.etl_pipelines (name, source_query, target_table)"
-        " SELECT 'p' || n, 'SELECT 1 AS id', 'analytics.p' || n FROM generate_series(1, 450) n"
+        " SELECT 'p' || n, 'SELECT 1 AS id', 'analytics.p' || n FROM generate_series(1, 550) n"
     )
-    assert len({p.name for p in client.list_pipelines()}) == 450
+    assert len({p.name for p in client.list_pipelines()}) == 550
     assert len(client.list_pipelines(limit=201)) == 201
+    assert len({found.target for found in client.list_targets().items}) == 550
 
 
 def test_errors_carry_the_server_s_words_and_fields(client: Client) -> None:

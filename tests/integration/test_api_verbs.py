@@ -478,6 +478,17 @@ def test_differences_are_downloaded_and_nothing_is_repaired_beside_a_run(
 # --- the installation ---------------------------------------------------------------------------------------------
 
 
+def test_targets_are_listed_page_by_page(api: httpx.Client) -> None:
+    for name in ("films", "genres", "people"):
+        create(api, name=name)
+
+    first = api.get("/api/v1/targets", params={"limit": 2}).raise_for_status().json()
+    rest = api.get("/api/v1/targets", params={"limit": 2, "cursor": first["next_cursor"]}).raise_for_status().json()
+
+    assert [item["pipelines"] for item in first["items"] + rest["items"]] == [["films"], ["genres"], ["people"]]
+    assert (len(first["items"]), rest["next_cursor"]) == (2, None)
+
+
 def test_runners_targets_connections(api: httpx.Client, api_metastore: Connection) -> None:
     create(api)
     alive, silent = uuid4(), uuid4()

@@ -302,15 +302,17 @@ def find_rival(connection: Connection, pipeline_id: UUID, definition: Definition
     return None
 
 
-def list_targets(connection: Connection) -> list[Row]:
-    """List every target in use, with the names of the pipelines that write to it."""
+def list_targets(connection: Connection, *, after: str | None = None, limit: int) -> list[Row]:
+    """List targets in use, after `after`, with the names of the pipelines that write to them."""
     return connection.execute(
         sql.SQL(
             """
-            SELECT {target} AS target, array_agg(p.name ORDER BY p.name) AS pipelines
-            FROM etl.etl_pipelines p GROUP BY 1 ORDER BY 1
+            SELECT used.target, array_agg(used.name ORDER BY used.name) AS pipelines
+            FROM (SELECT {target} AS target, p.name FROM etl.etl_pipelines p) used
+            WHERE {wanted} GROUP BY 1 ORDER BY 1 LIMIT %(limit)s
             """
-        ).format(target=FINAL_TARGET)
+        ).format(target=FINAL_TARGET, wanted=sql.SQL("true" if after is None else "used.target > %(after)s")),
+        {"after": after, "limit": limit},
     ).fetchall()
 
 

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from vitrina import schemas
+from vitrina.api import paging
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import State
 from vitrina.schemas import Page
@@ -45,9 +46,13 @@ def list_feeds(state: State, caller: Viewer) -> Page[schemas.Feed]:
 
 
 @router.get("/targets")
-def list_targets(state: State, caller: Viewer) -> schemas.Targets:
+def list_targets(
+    state: State, caller: Viewer, limit: paging.Limit = paging.MAX_LIMIT, cursor: paging.Cursor = None
+) -> schemas.Targets:
     """List where pipelines may write, and where they do."""
+    after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
-        found = pipeline_rows.list_targets(connection)
-    items = [schemas.Target.model_validate(row) for row in found]
-    return schemas.Targets(allowed=list(state.settings.target_policy.patterns), items=items)
+        found = pipeline_rows.list_targets(connection, after=after[0] if after else None, limit=limit + 1)
+    listed = paging.page(found, limit, schemas.Target.model_validate, lambda row: [row["target"]])
+    allowed = list(state.settings.target_policy.patterns)
+    return schemas.Targets(allowed=allowed, items=listed.items, next_cursor=listed.next_cursor)

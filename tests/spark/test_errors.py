@@ -14,6 +14,7 @@ from vitrina.settings import Settings
 
 grpc = pytest.importorskip("grpc")
 client = pytest.importorskip("pyspark.errors.exceptions.connect")
+errors = pytest.importorskip("pyspark.errors")
 
 
 class Call(grpc.RpcError):  # type: ignore[misc, name-defined]
@@ -49,6 +50,17 @@ def of_call(status: str, exc: Exception) -> Exception:
         (of_call("INTERNAL", client.SparkException("Job aborted due to stage failure")), TransientError),
         (of_call("INTERNAL", client.SparkException("[INVALID_HANDLE.SESSION_CHANGED] restarted")), TransientError),
         (of_call("INTERNAL", client.UnknownException("[OPERATION_CANCELED] interrupted")), TransientError),
+        (
+            errors.PySparkRuntimeError(
+                errorClass="RESPONSE_ALREADY_RECEIVED",
+                messageParameters={"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"},
+            ),
+            TransientError,
+        ),
+        (
+            of_call("INTERNAL", client.UnknownException("Cannot call methods on a stopped SparkContext.")),
+            TransientError,
+        ),
         # These fail each time.
         (of_call("INTERNAL", client.AnalysisException("[TABLE_OR_VIEW_NOT_FOUND] no such table")), FatalError),
         (of_call("INTERNAL", client.AnalysisException("[UNSUPPORTED_SESSION_OPERATION] no")), FatalError),

@@ -30,8 +30,12 @@ _FORGOTTEN = frozenset(
         "INVALID_HANDLE.SESSION_CLOSED",
         "INVALID_HANDLE.SESSION_NOT_FOUND",
         "OPERATION_CANCELED",
+        # The client's own name for one of the above, when it had received a part of the results.
+        "RESPONSE_ALREADY_RECEIVED",
     }
 )
+# What a server that is being stopped says to a job.
+_STOPPED = "stopped SparkContext"
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\]")
 # If these differ, the executor may not be able to unpickle steps and handles.
 _NEEDED = ("vitrina", "python")
@@ -175,7 +179,7 @@ def error_of(exc: Exception) -> VitrinaError:
         return CannotConnect(say("run.spark_unreachable"))
     if code in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
         return ConfigError(say("run.spark_refused_login"))
-    if condition in _FORGOTTEN:
+    if condition in _FORGOTTEN or _STOPPED in reason:
         return TransientError(say("run.spark_restarted"))
     if _is_temporary(exc, code):
         return TransientError(say("run.spark_job_failed", reason=reason))

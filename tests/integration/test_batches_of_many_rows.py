@@ -116,6 +116,29 @@ def test_the_latest_version_wins_wherever_the_others_are(
         assert bench.sql(f"SELECT title FROM analytics.films WHERE id = {number}") == [{"title": title}]
 
 
+def test_after_a_repeated_key_the_keys_of_later_batches_are_counted_first(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.change("films", batch_size=10)
+    bench.sql("UPDATE content.films SET at = at - interval '1 hour'")  # none is read again as it is
+    for number in range(201, 221):
+        bench.sql(f"INSERT INTO content.films VALUES ({number}, 'first', clock_timestamp())")
+        bench.sql(f"INSERT INTO content.films VALUES ({number}, 'latest', clock_timestamp())")
+    tried: list[Any] = []
+    try_upsert = counted_merge.try_upsert
+
+    def note(*given: Any) -> Merged | None:
+        tried.append(given)
+        return try_upsert(*given)
+
+    monkeypatch.setattr(counted_merge, "try_upsert", note)
+
+    run = bench.run("films")
+
+    assert (run["error_message"], run["rows_written"], len(tried)) == (None, 20, 1)
+    assert bench.sql("SELECT DISTINCT title FROM analytics.films WHERE id > 200") == [{"title": "latest"}]
+
+
 @pytest.mark.parametrize("mode", ["incremental", "full"])
 def test_a_first_load_meets_a_repeated_key_that_is_checked_at_the_end(bench: Workbench, mode: str) -> None:
     bench.sql("TRUNCATE analytics.films; ALTER TABLE analytics.films DROP CONSTRAINT films_pkey")

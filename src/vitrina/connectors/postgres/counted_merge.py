@@ -100,11 +100,13 @@ def _written(connection: Connection, merging: Merge) -> list[str]:
     """Find rows that this transaction wrote. Most staged rows are such rows, so the first ones are found soon.
 
     A savepoint has a number of its own, which is later than the transaction's: the age of both is at most 0. A row that
-    another session wrote since then serves as well: an older copy of the mart lacks it too.
+    another session has written since then serves as well, because almost all older copies of the mart lack it too.
+    Numbers are reused: the age of a row that was written two billion transactions ago is far below 0.
     """
     found = connection.execute(
-        SQL("SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {} WHERE pg_catalog.age(t.xmin) <= 0 LIMIT {}").format(
-            merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED)
-        )
+        SQL(
+            "SELECT t.ctid AS place FROM {} AS s JOIN {} AS t ON {}"
+            " WHERE pg_catalog.age(t.xmin) BETWEEN -1000000 AND 0 LIMIT {}"
+        ).format(merging.staged, merging.target.identifier, merge.same_key(merging), Literal(SAMPLED))
     ).fetchall()
     return [row["place"] for row in found]

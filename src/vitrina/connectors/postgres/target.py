@@ -74,6 +74,8 @@ class PostgresWriter:
         self._key: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()
         self._not_compared: frozenset[str] = frozenset()
+        # Whether a batch of this run had a repeated key, so that the next ones probably have some too.
+        self._has_repeats = False
         # The rows that the latest merge wrote: a condition on the alias `t`.
         self._written: Composable | None = None
         self._history = options.history
@@ -437,13 +439,15 @@ class PostgresWriter:
         """Merge without looking for repeated keys first: the server refuses to write a row twice.
 
         Only rows that were not written may still repeat a key, and such a batch is counted afterwards.
-        Return None, with nothing written, if a key is repeated or the server would not notice it.
+        Return None, with nothing written, if a key is repeated or the server would not notice it. Later batches of the
+        run are then counted first: rows that are taken back stay in the file of the table until it is cleaned.
         """
-        if self._gone or not counted_merge.notices_repeats(self.table):
+        if self._gone or self._has_repeats or not counted_merge.notices_repeats(self.table):
             return None
         try:
             merged = counted_merge.try_upsert(self.connection, batch)
         except counted_merge.REPEATED:
+            self._has_repeats = True
             merged = None
         if merged is None:
             counted_merge.take_back(self.connection)
@@ -452,6 +456,7 @@ class PostgresWriter:
         if unchanged:
             staged = database.one(self.connection.execute(merge.count_staged(batch)))
             if staged["keys"] < staged["rows"]:
+                self._has_repeats = True
                 counted_merge.take_back(self.connection)
                 return None
             unchanged = staged["keys"] - merged.counts.inserted - merged.counts.updated

@@ -82,6 +82,34 @@ def test_a_key_that_is_in_a_child_table_too_is_closed_there_and_added_once(workb
     assert states(workbench, 3) == [("older", False), ("film 3", False), ("second", True)]
 
 
+SKIP_CHANGED = """
+CREATE FUNCTION public.skip_changed() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN IF NEW.title = 'second' THEN RETURN NULL; END IF; RETURN NEW; END $$;
+CREATE TRIGGER no_second BEFORE INSERT ON analytics.films FOR EACH ROW EXECUTE FUNCTION public.skip_changed()
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("others", "said"), [(0, "took 0 of 1 rows"), (3, "took 3 of 4 rows")])
+def test_a_trigger_that_leaves_a_state_out_is_named_with_the_states_that_were_added(
+    workbench: Workbench, mode: str, others: int, said: str
+) -> None:
+    """A changed row closes a state and adds one; `others`: a new row and two changed ones."""
+    workbench.source(FILMS)
+    make(workbench, mode)
+    run(workbench)
+    workbench.sql(SKIP_CHANGED)
+    touch(workbench, 3, "second")
+    if others:
+        touch(workbench, 4, "third")
+        touch(workbench, 5, "third")
+        workbench.source("INSERT INTO content.films (id, title) VALUES (11, 'new')")
+    done = workbench.run("films")
+    assert done["status"] == "FAILED"
+    assert f"analytics.films {said} of an INSERT: trigger no_second" in done["error_message"]
+    assert states(workbench, 3) == [("film 3", True)]
+
+
 LOGGED = """
 CREATE TABLE content.logged AS SELECT n::bigint AS id, 'film ' || n AS title, now() AS modified, false AS gone
 FROM generate_series(1, 10) n;

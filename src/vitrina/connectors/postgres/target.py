@@ -842,7 +842,9 @@ class PostgresWriter:
         row to update or delete may have been moved by another session.
         """
         if done.inserted != planned.inserted:
-            raise self._skipped(planned.inserted - done.inserted, planned.inserted, "INSERT")
+            # In a history, each closed state is followed by a new one: an INSERT adds these as well.
+            followed = done.updated if self._history else 0
+            raise self._skipped(planned.inserted - done.inserted, planned.inserted + followed, "INSERT")
         event = "UPDATE" if done.updated != planned.updated else "DELETE"
         named = catalog.skippers(self.connection, self.table, event)
         by_whom = f", or {', '.join(named)} leaves out rows of an {event}: drop it if so" if named else ""

@@ -84,7 +84,7 @@ function react(event: LiveEvent): void {
   if (!id || !name) {
     if (event.topic.startsWith("runner")) {
       void queryClient.invalidateQueries({ queryKey: ["runners"] });
-      void refreshWaiting().catch(() => undefined);
+      void refreshWaiting();
     }
     return;
   }
@@ -108,7 +108,7 @@ function refreshChanged(): void {
   gathering = undefined;
   const changed = [...changedPipelines];
   changedPipelines.clear();
-  void refreshOverview(changed.map(([id]) => id)).catch(() => undefined);
+  void refreshOverview(changed.map(([id]) => id));
   for (const [, name] of changed) {
     for (const key of ["status", "pipeline", "runs", "alerts", "reconciles"]) void queryClient.invalidateQueries({ queryKey: [key, name] });
   }

@@ -36,11 +36,16 @@ export const queryClient = new QueryClient({
   defaultOptions: {
     queries: {
       staleTime: 2_000,
-      retry: (count, error) => count < 2 && !(error instanceof ApiError && error.status >= 400 && error.status < 500),
+      retry: (count, error) => count < 2 && !isRefusal(error),
       refetchOnWindowFocus: true,
     },
   },
 });
+
+/** Whether the same request would be refused again; 429 asks to come later. */
+function isRefusal(error: unknown): boolean {
+  return error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429;
+}
 
 const CALM_MS = 20_000;
 const BUSY_MS = 4_000;
@@ -79,12 +84,17 @@ export function useOverview() {
     queryFn: ({ signal }) => loadOverview(signal),
     // Comparing ten thousand lines field by field costs more than drawing the few that are seen.
     structuralSharing: false,
-    refetchInterval: isLive ? RARELY_MS : many ? 3 * CALM_MS : BUSY_MS,
+    // Without the last answer, the lines are out of date although events arrive.
+    refetchInterval: ({ state }) => (isLive && state.status !== "error" ? RARELY_MS : many ? 3 * CALM_MS : BUSY_MS),
     refetchOnWindowFocus: !many,
   });
 }
 
 const FIRST_LINES = 200;
+
+/** Ids that one request names: each takes 46 characters of the request line, and many proxies accept 8 kB. */
+const SLICE = 100;
+const AGAIN_MS = 5_000;
 
 /** What has come is shown while the rest is on its way: the first lines must not wait for the fifty-thousandth. */
 async function loadOverview(signal: AbortSignal): Promise<PipelineOverview[]> {
@@ -100,17 +110,43 @@ async function loadOverview(signal: AbortSignal): Promise<PipelineOverview[]> {
   return found;
 }
 
-/** Only these lines anew: an event about one pipeline does not load ten thousand. */
+/** Only these lines anew: an event about one pipeline does not load ten thousand. Lines that fail are asked for again. */
 export async function refreshOverview(ids: string[]): Promise<void> {
   if (ids.length === 0 || ids.length > MANY || !queryClient.getQueryData(["overview"])) {
     await queryClient.invalidateQueries({ queryKey: ["overview"] });
     return;
   }
-  for (let start = 0; start < ids.length; start += FIRST_LINES) {
-    const asked = ids.slice(start, start + FIRST_LINES);
-    const page = await get<Page<PipelineOverview>>(`/overview?${asked.map((id) => `pipeline=${id}`).join("&")}`);
-    queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, asked, page.items));
+  for (let start = 0; start < ids.length; start += SLICE) {
+    try {
+      await refreshSlice(ids.slice(start, start + SLICE));
+    } catch (error) {
+      await recover(ids.slice(start), error);
+      return;
+    }
   }
+}
+
+async function refreshSlice(ids: string[]): Promise<void> {
+  const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
+  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, ids, page.items));
+}
+
+const missed = new Set<string>();
+let asksAgain: ReturnType<typeof setTimeout> | undefined;
+
+/** A refused request would be refused again, so all lines are loaded; a server that is away or busy gets a pause. */
+async function recover(ids: string[], error: unknown): Promise<void> {
+  if (isRefusal(error)) {
+    await queryClient.invalidateQueries({ queryKey: ["overview"] });
+    return;
+  }
+  for (const id of ids) missed.add(id);
+  asksAgain ??= setTimeout(() => {
+    const again = [...missed];
+    missed.clear();
+    asksAgain = undefined;
+    void refreshOverview(again);
+  }, AGAIN_MS);
 }
 
 /** Whether a pipeline can be run depends on which runners there are. */

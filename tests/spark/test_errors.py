@@ -1,5 +1,8 @@
 """What follows an error of Spark's client: only what is known to pass is tried again. No server is needed."""
 
+import socket
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +100,24 @@ def test_what_cannot_be_sent_is_no_error_of_the_cluster(tmp_path: Path) -> None:
 
     assert isinstance(found.error, FatalError)
     assert "it holds a socket" in str(found.error)
+
+
+@pytest.mark.parametrize("url", ["sc://host:15002/;canary", "sc://host:15002/canary", "sc://host:canary"])
+def test_a_url_that_the_client_refuses_is_not_quoted(url: str) -> None:
+    with pytest.raises(ConfigError, match="sc://HOST:15002") as found:
+        cluster.connect(url)
+
+    assert "canary" not in str(found.value)
+
+
+def test_a_session_that_is_being_ended_does_not_hold_up_another() -> None:
+    """The server accepts connections and never answers, so that releasing the session takes long."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"sc://127.0.0.1:{silent.getsockname()[1]}"
+        threading.Thread(target=cluster.stop, args=(cluster.connect(url),), daemon=True).start()
+        time.sleep(0.5)
+        connecting = threading.Thread(target=cluster.connect, args=(url,), daemon=True)
+        connecting.start()
+        connecting.join(5)
+
+        assert not connecting.is_alive()

@@ -246,11 +246,15 @@ SENTENCES = {
         " the runners, or a later Spark on the cluster"
     ),
     "run.spark_silent": (
-        "the Spark cluster has not answered for {seconds:.0f} s: all of its executors may be busy, or it cannot"
-        " start any"
+        "the Spark cluster has not answered for {seconds:.0f} s: all of its executors may be busy, it cannot start"
+        " any, or no Spark Connect server listens there"
     ),
     "run.spark_unreachable": (
         "the Spark Connect server does not answer: check that it is running and that the URL is right"
+    ),
+    "run.spark_wrong_url": (
+        "the URL of the Spark Connect server is wrong, in the connection that options.spark.connection names: write"
+        " {example}"
     ),
     "run.worker_lost": (
         "a process that loaded a range of the key ended without a result ({how}); the system may have run out of memory"

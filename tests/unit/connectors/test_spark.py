@@ -35,6 +35,8 @@ def test_addresses_of_servers_are_accepted(url: str) -> None:
         ("sc://host:15002/path", "a slash and a semicolon"),
         ("sc://host:15002?token=canary", "a slash and a semicolon"),
         ("sc://host:15002/;session_id=canary", "must not set session_id"),
+        ("sc://host:15002/;token=canary==", "name=value"),
+        ("sc://host:15002/;use_ssl=true;canary", "name=value"),
     ],
 )
 def test_other_addresses_are_refused_without_their_values(url: str, said: str) -> None:
@@ -133,11 +135,15 @@ class BusyCluster:
     def __init__(self) -> None:
         self.is_interrupted = threading.Event()
         self.is_stopped = threading.Event()
+        self.client = self
 
     def interruptAll(self) -> None:  # noqa: N802 - the client's own name
         self.is_interrupted.set()
 
-    def stop(self) -> None:
+    def release_session(self) -> None:
+        raise ConnectionError("no answer")
+
+    def close(self) -> None:
         self.is_stopped.set()
 
 
@@ -150,6 +156,23 @@ def test_a_busy_cluster_is_asked_for_its_versions_with_a_limit(monkeypatch: pyte
         cluster.differences("sc://host", 0.05)
 
     assert session.is_interrupted.wait(10)
+    assert session.is_stopped.wait(10)
+
+
+def test_opening_a_session_is_within_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, opened = BusyCluster(), threading.Event()
+
+    def connect(url: str) -> BusyCluster:
+        opened.wait(10)
+        return session
+
+    monkeypatch.setattr(cluster, "connect", connect)
+    monkeypatch.setattr(cluster, "ask", lambda session: pytest.fail("nobody waits for the answer"))
+
+    with pytest.raises(CannotConnect, match="no Spark Connect server listens there"):
+        cluster.differences("sc://host", 0.05)
+
+    opened.set()
     assert session.is_stopped.wait(10)
 
 

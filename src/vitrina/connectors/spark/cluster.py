@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from vitrina.connectors.spark import probe
+from vitrina.connectors.spark import probe, urls
 from vitrina.errors import CannotConnect, ConfigError, FatalError, TransientError, VitrinaError
 from vitrina.sentences import say
 
@@ -56,9 +56,24 @@ def connect(url: str) -> Any:
         from pyspark.sql.connect.session import SparkSession
     except ImportError as exc:
         raise ConfigError("Spark needs its client on every runner: pip install 'vitrina[spark]'") from exc
-    session: Any = SparkSession.builder.remote(url).create()
+    try:
+        session: Any = SparkSession.builder.remote(url).create()
+    except ValueError:
+        # Its message may quote the URL, and the URL may hold a token.
+        raise ConfigError(say("run.spark_wrong_url", example=urls.EXAMPLE)) from None
     session.client.set_retry_policies([DefaultPolicy(**_RETRIES)])
     return session
+
+
+def stop(session: Any) -> None:
+    """End a session on the server and close its connection, whether the server answers or not.
+
+    The client's own `stop` holds a lock while it tries to reach the server, and every new session needs that lock.
+    """
+    with suppress(Exception):
+        session.client.release_session()
+    with suppress(Exception):
+        session.client.close()
 
 
 def ask(session: Any) -> Answer:
@@ -77,7 +92,7 @@ def differences(url: str, limit_seconds: float) -> Sequence[str]:
 
     Raise CannotConnect if there is no answer in time: a job waits without a limit while all executors are busy.
     """
-    asking = _Asking(connect(url))
+    asking = _Asking(url)
     threading.Thread(target=asking.ask, name="spark-versions", daemon=True).start()
     there = asking.answer(limit_seconds).versions
     import pyspark
@@ -89,13 +104,17 @@ def differences(url: str, limit_seconds: float) -> Sequence[str]:
 class _Asking:
     """Run the probe job in a thread, because no call of the client has a limit of time."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session: Any = None
+        self._is_over = threading.Event()
         self._answers: queue.SimpleQueue[Answer | BaseException] = queue.SimpleQueue()
 
     def ask(self) -> None:
         try:
-            self._answers.put(ask(self._session))
+            self._session = connect(self._url)
+            if not self._is_over.is_set():
+                self._answers.put(ask(self._session))
         except BaseException as exc:  # noqa: BLE001 - raised by the thread that waits
             self._answers.put(exc)
         self._stop()
@@ -104,6 +123,7 @@ class _Asking:
         try:
             found = self._answers.get(timeout=limit_seconds)
         except queue.Empty:
+            self._is_over.set()
             # In a thread as well: the server may not answer this either.
             threading.Thread(target=self._interrupt, name="spark-end", daemon=True).start()
             raise CannotConnect(say("run.spark_silent", seconds=limit_seconds)) from None
@@ -117,8 +137,8 @@ class _Asking:
         self._stop()
 
     def _stop(self) -> None:
-        with suppress(Exception):
-            self._session.stop()
+        if self._session is not None:
+            stop(self._session)
 
 
 def require_fitting(versions: dict[str, str | None]) -> None:

@@ -228,5 +228,4 @@ class _Job:
 
     def _stop(self) -> None:
         if self._session is not None:
-            with suppress(Exception):
-                self._session.stop()
+            cluster.stop(self._session)

@@ -21,6 +21,8 @@ def problem(url: str) -> str | None:
     path, _, parameters = parts.path.partition(";")
     if path not in ("", "/") or parts.query:
         return f"parameters follow a slash and a semicolon: write {EXAMPLE}/;use_ssl=true"
+    if parameters and any(one.count("=") != 1 for one in parameters.split(";")):
+        return "a parameter is not written as name=value, separated by semicolons; write %3D for = in a value"
     given = {one.partition("=")[0] for one in parameters.split(";") if one}
     if given & _OURS:
         return f"the URL must not set {', '.join(sorted(given & _OURS))}"

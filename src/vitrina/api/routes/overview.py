@@ -18,7 +18,7 @@ from vitrina.store import overview
 router = APIRouter(tags=["overview"], route_class=CompressedRoute)
 
 MAX_ROWS = 2000
-# More in one drawing would help nobody.
+# A larger drawing cannot be read.
 DRAWN = 500
 
 

@@ -2,8 +2,12 @@
 
 import io
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from uuid import uuid4
 
 import httpx
@@ -15,7 +19,9 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from tests.integration.api import DEFINITION, create, problem, serving
+from tests.support.waiting import until
 from vitrina.api.app import create_app
+from vitrina.api.pool import make_pool
 from vitrina.api.security import GuardedRoute, Needs
 from vitrina.client import Client
 from vitrina.errors import ConfigError, Unauthenticated
@@ -27,6 +33,7 @@ from vitrina.store import database as postgres
 from vitrina.store import events
 from vitrina.store.database import Connection
 
+REVOKE = "UPDATE etl.etl_api_tokens SET revoked_at = clock_timestamp() WHERE name = 'ci'"
 SETUP = Caller("setup", Role.ADMIN)
 PIPELINES = "/api/v1/pipelines"
 
@@ -101,6 +108,60 @@ def test_an_open_stream_ends_with_its_token(
         assert list(stream) == []
         with pytest.raises(Unauthenticated):
             next(client.events(last_event_id=newest))
+
+
+def test_a_quiet_stream_ends_with_its_token(
+    guarded: httpx.Client, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitrina.api.routes.stream._SIGN_OF_LIFE_SECONDS", 0.2)
+    _, secret = tokens.create(api_metastore, SETUP, name="ci", role=Role.VIEWER)
+    with guarded.stream("GET", "/api/v1/events", headers=bearer(secret)) as answer:
+        lines = answer.iter_lines()
+        assert [next(lines)[:6] for _ in range(6)] == [": ping", ""] * 3
+        tokens.revoke(api_metastore, SETUP, "ci")
+        deadline = time.monotonic() + 5
+        assert all(time.monotonic() < deadline for _ in lines), "the stream goes on"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "told"), [("SELECT", ["during"]), (REVOKE, [])], ids=["the token stays", "the token is revoked"]
+)
+def test_an_open_stream_outlasts_an_overloaded_api(
+    api_settings: Settings, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch, meanwhile: str, told: list[str]
+) -> None:
+    """Require that an event waits until the token can be looked up again."""
+    monkeypatch.setattr("vitrina.api.routes.stream._TRUST_SECONDS", 0.0)
+    monkeypatch.setattr("vitrina.api.routes.stream._LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("vitrina.api.app.make_pool", partial(make_pool, max_connections=1))
+    _, secret = tokens.create(api_metastore, SETUP, name="ci", role=Role.VIEWER)
+    newest = events.newest_id(api_metastore)
+    settings, url = api_settings.model_copy(update={"auth": "token"}), api_settings.require_database_url()
+    with (
+        ThreadPoolExecutor() as threads,
+        serving(settings, pool_timeout_seconds=0.2) as api,
+        Client(str(api.base_url), secret) as client,
+        postgres.connect(url, "vitrina:lock", autocommit=False) as lock,
+    ):
+        stream = client.events(last_event_id=newest)
+        events.publish(api_metastore, "before", {})
+        assert next(stream).topic == "before"
+        lock.execute("LOCK TABLE etl.etl_api_tokens")
+        lock.execute(meanwhile.encode())
+        busy = threads.submit(api.get, PIPELINES, headers=bearer(secret))
+        until(lambda: _waits(api_metastore))
+        events.publish(api_metastore, "during", {})
+        found = threads.submit(lambda: [event.topic for event in islice(stream, 1)])
+        with pytest.raises(TimeoutError):
+            found.result(timeout=1)
+        lock.commit()
+        assert found.result(timeout=10) == told
+        assert busy.result().status_code == (200 if told else 401)
+
+
+def _waits(connection: Connection) -> bool:
+    """Whether the only session of the API's pool waits for the lock."""
+    waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'vitrina:api' AND wait_event_type = 'Lock'"
+    return connection.execute(waiting).rowcount == 1
 
 
 def test_only_the_hash_of_a_token_is_kept(api_settings: Settings, api_metastore: Connection) -> None:

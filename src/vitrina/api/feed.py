@@ -65,15 +65,26 @@ class EventFeed:
         if self._thread:
             self._thread.join(timeout=2 * _LOOK_SECONDS)
 
-    async def listen(self, replay: Callable[[], list[Event]]) -> AsyncIterator[Event]:
-        """Yield the events of `replay`, then every new one. None is missed in between, and none comes twice."""
+    async def listen(self, replay: Callable[[], list[Event]], *, quiet_seconds: float) -> AsyncIterator[Event | None]:
+        """Yield the events of `replay`, then every new one, and None each time that none came for `quiet_seconds`.
+
+        No event is missed in between, and none comes twice.
+        """
         listener = _Listener(asyncio.get_running_loop())
         with self._registered(listener):
             seen = set()
             for event in await asyncio.to_thread(replay):
                 seen.add(event["id"])
                 yield event
-            while (new := await listener.queue.get()) is not None:
+            while True:
+                try:
+                    async with asyncio.timeout(quiet_seconds):
+                        new = await listener.queue.get()
+                except TimeoutError:
+                    yield None
+                    continue
+                if new is None:
+                    return
                 if new["id"] not in seen:
                     yield new
 

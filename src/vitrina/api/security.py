@@ -131,8 +131,11 @@ def _authenticated(request: Request, state: AppState) -> Caller:
     return caller
 
 
-def is_still_known(request: Request, state: AppState) -> bool:
-    """Return whether the token of an answer that is still being sent may be used, as it could when the answer began."""
+def is_still_known(request: Request, state: AppState) -> bool | None:
+    """Return whether the token of an answer that is still being sent may be used, as it could when the answer began.
+
+    Return None when that cannot be looked up now: the API is overloaded, or the metastore is away.
+    """
     if state.settings.auth == "off":
         return True
     secret = request.headers.get("authorization", "").partition(" ")[2].strip()
@@ -140,7 +143,7 @@ def is_still_known(request: Request, state: AppState) -> bool:
         with state.pool.connection() as connection:
             return tokens.authenticate(connection, secret, request_id=None) is not None
     except (CannotConnect, psycopg.Error):
-        return False  # the caller connects again, and is told why
+        return None
 
 
 def _local(request: Request) -> Caller:

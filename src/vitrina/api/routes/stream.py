@@ -25,6 +25,7 @@ _SIGN_OF_LIFE_SECONDS = 15
 _REPLAY_LIMIT = 5000
 # An event is delivered without looking at the token again if that was done less than this ago.
 _TRUST_SECONDS = 1.0
+_LOOK_AGAIN_SECONDS = 2.0
 
 
 @router.get(
@@ -42,7 +43,9 @@ async def follow_events(
 ) -> EventSourceResponse:
     """Stream status changes, progress, and starts and stops of runners.
 
-    With `Last-Event-ID`, events after that id are replayed first.
+    With `Last-Event-ID`, events after that id are replayed first. After the caller's token is revoked or expires,
+    events are sent for at most a second, and the stream ends at the next event or within 20 seconds. Events wait while
+    the API cannot look the token up.
     """
     most = max_connections(state.settings) // 2
     if state.feed.listeners >= most:
@@ -55,21 +58,31 @@ async def follow_events(
 
 
 async def _stream(
-    state: AppState, since: int | None, is_known: Callable[[], bool], *, is_viewer: bool
+    state: AppState, since: int | None, is_known: Callable[[], bool | None], *, is_viewer: bool
 ) -> AsyncIterator[ServerSentEvent]:
-    """Yield events until the caller's token is revoked or expires. The stream then ends before the next event."""
+    """Yield events until the caller's token is revoked or expires. Look at the token while it is quiet, too."""
     looked_at = time.monotonic()
-    async for event in state.feed.listen(lambda: _replay(state, since)):
-        if time.monotonic() - looked_at >= _TRUST_SECONDS:
-            if not await asyncio.to_thread(is_known):
+    async for event in state.feed.listen(lambda: _replay(state, since), quiet_seconds=_SIGN_OF_LIFE_SECONDS):
+        if event is None or time.monotonic() - looked_at >= _TRUST_SECONDS:
+            if not await _answer(is_known):
                 return
             looked_at = time.monotonic()
-        event = viewers.shown(event) if is_viewer else event  # noqa: PLW2901
-        yield ServerSentEvent(
-            id=str(event["id"]),
-            event=event["topic"],
-            data=orjson.dumps(event).decode(),
-        )
+        if event is not None:
+            yield _sent(viewers.shown(event) if is_viewer else event)
+
+
+async def _answer(is_known: Callable[[], bool | None]) -> bool:
+    """Look at the token until the metastore answers; the event waits and signs of life are sent.
+
+    If streams ended instead, all clients would connect again to an API that is overloaded.
+    """
+    while (answer := await asyncio.to_thread(is_known)) is None:
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+    return answer
+
+
+def _sent(event: Event) -> ServerSentEvent:
+    return ServerSentEvent(id=str(event["id"]), event=event["topic"], data=orjson.dumps(event).decode())
 
 
 def _replay(state: AppState, since: int | None) -> list[Event]:

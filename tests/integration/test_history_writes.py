@@ -6,6 +6,7 @@ import pytest
 
 from tests.integration.test_history import FILMS, as_of, make, run, source, touch
 from tests.support.workbench import Workbench
+from vitrina.services.advice import next_step
 
 MODES = ["full", "incremental"]
 
@@ -58,6 +59,69 @@ def test_values_of_an_exclusion_constraint_pass_from_row_to_row(
     done = run(workbench)
     assert done["rows_written"] == 3
     assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
+
+
+CONSTRAINTS = {
+    "unique": "CREATE UNIQUE INDEX ON analytics.films (title) WHERE valid_to IS NULL",
+    "exclusion": "ALTER TABLE analytics.films ADD EXCLUDE USING btree (title WITH =) WHERE (valid_to IS NULL)",
+}
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=list(CONSTRAINTS))
+def test_a_value_of_a_row_that_left_the_source_is_explained(workbench: Workbench, constraint: str) -> None:
+    workbench.source(FILMS)
+    make(workbench, "incremental")
+    run(workbench)
+    workbench.sql(constraint)
+    workbench.sql("DELETE FROM content.films WHERE id = 1")
+    touch(workbench, 2, "film 1")
+    failed = workbench.run("films")
+    assert failed["status"] != "SUCCESS"
+    assert "(title)=(film 1)" in failed["error_message"]
+    assert "If its row has left the source, which an incremental run does not see" in failed["error_message"]
+    assert "run once in mode 'full', which closes it" in failed["error_message"]
+    assert "DEFERRABLE" not in failed["error_message"]
+    step = next_step(failed["error_code"], failed["error_message"])
+    assert step.startswith("Run once in mode full, which closes rows that left the source, then set mode back")
+
+    # A FAILED pipeline can be neither scanned nor repaired.
+    workbench.change("films", mode="full")
+    run(workbench)
+    workbench.change("films", mode="incremental")
+    assert as_of(workbench, run(workbench)["metrics"]["snapshot_at"]) == source(workbench)
+    assert states(workbench, 1) == [("film 1", False)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("incremental", "If the state is closed, limit the constraint"), ("full", "limit the constraint")],
+)
+@pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=list(CONSTRAINTS))
+def test_a_constraint_over_closed_states_is_explained(
+    workbench: Workbench, constraint: str, mode: str, said: str
+) -> None:
+    workbench.source(FILMS)
+    make(workbench, mode)
+    run(workbench)
+    workbench.sql(constraint.partition(" WHERE ")[0])
+    touch(workbench, 2, "film 2")
+    failed = workbench.run("films")
+    assert failed["status"] != "SUCCESS"
+    assert f"{said} to current rows (WHERE valid_to IS NULL)" in failed["error_message"]
+    assert "DEFERRABLE" not in failed["error_message"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mart_without_a_history_is_told_of_deferrable_constraints(workbench: Workbench, mode: str) -> None:
+    workbench.source(FILMS)
+    make(workbench, mode, options={"history": None})
+    run(workbench)
+    workbench.sql("ALTER TABLE analytics.films ADD EXCLUDE USING btree (title WITH =)")
+    exchange(workbench)
+    failed = workbench.run("films")
+    assert failed["error_code"] == "fatal"
+    assert "(SQLSTATE 23P01)" in failed["error_message"]
+    assert "Rows may exchange values of an exclusion constraint that is DEFERRABLE." in failed["error_message"]
 
 
 def test_a_unique_index_instead_of_the_exclusion_constraint_is_not_taken_for_it(workbench: Workbench) -> None:

@@ -11,6 +11,7 @@ from vitrina.connectors.postgres import load
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.ports.batch import Counts
+from vitrina.services.advice import next_step
 
 FILMS = """
 CREATE TABLE content.film_work (
@@ -198,6 +199,34 @@ def test_the_latest_version_of_a_row_wins_within_a_batch(bench: Workbench, route
         {"film": 0, "title": "first"},
         {"film": 1, "title": "v9"},
     ]
+
+
+@ROUTES
+@pytest.mark.parametrize("identity", [None, "film"])
+def test_versions_with_an_equal_cursor_are_explained(bench: Workbench, route: str, identity: str | None) -> None:
+    bench.source("CREATE TABLE content.changes (film int, title text, at date, number int)")
+    fields = INCREMENTAL | {"target_key": ["film"], "incremental_key": "at", "incremental_id_key": identity}
+    bench.pipeline("changes", "SELECT film, title, at, number FROM content.changes", **fields, options={"route": route})
+    bench.sql("INSERT INTO content.changes VALUES (0, 'first', '2023-01-01', 0)")
+    bench.run("changes")
+    bench.sql(
+        "INSERT INTO content.changes VALUES (7, 'one', '2024-05-06', 1), (7, 'two', '2024-05-06', 2),"
+        " (8, 'one', '2024-05-06', 1), (8, 'two', '2024-05-07', 2)"
+    )
+
+    failed = bench.run("changes")
+
+    cursor = "at, film" if identity else "at"
+    assert (
+        f"1 key(s) occur more than once in the source with an equal cursor ({cursor}), for example (film, at) ="
+        " (7, 2024-05-06), so nothing tells which row of analytics.changes is the latest: set incremental_id_key to"
+    ) in failed["error_message"]
+    step = next_step(failed["error_code"], failed["error_message"])
+    assert step.startswith(f"Set incremental_id_key to a column that differs between rows with an equal {cursor},")
+
+    bench.change("changes", incremental_id_key="number")
+    assert bench.run("changes")["status"] == "SUCCESS"
+    assert {row["title"] for row in bench.sql("SELECT title FROM analytics.changes WHERE film > 0")} == {"two"}
 
 
 @pytest.fixture

@@ -93,6 +93,15 @@ SENTENCES = {
         "options.history.exclusion of {target}: the key column {column!r} has type {type}, which needs the extension"
         " btree_gist; run CREATE EXTENSION btree_gist in the mart's database, or remove the option"
     ),
+    "run.history_value_repeated": (
+        "{what}: {message} Another state has the value: limit the constraint to current rows (WHERE {valid_to} IS"
+        " NULL), or make the value unique in the query"
+    ),
+    "run.history_value_taken": (
+        "{what}: {message} The value belongs to another state. If its row has left the source, which an incremental run"
+        " does not see, run once in mode 'full', which closes it; options.deletes.scan closes such rows on a schedule,"
+        " before a run fails. If the state is closed, limit the constraint to current rows (WHERE {valid_to} IS NULL)"
+    ),
     "run.key_is_not_unique": (
         "target_key ({columns}) is not a primary key or unique constraint of {schema}.{table}; add one, or name the"
         " columns of an existing one"
@@ -107,6 +116,11 @@ SENTENCES = {
     "run.key_repeated": (
         "{keys} key(s) occur more than once in the source, for example ({columns}) = ({example}); {target} needs one"
         " row per key: aggregate or deduplicate in the query, or change target_key"
+    ),
+    "run.key_tied": (
+        "{keys} key(s) occur more than once in the source with an equal cursor ({cursor}), for example ({columns}) ="
+        " ({example}), so nothing tells which row of {target} is the latest: set incremental_id_key to a column that"
+        " differs in them, use a finer cursor, or return one row per key"
     ),
     "run.live_awaits_feed": "waiting for the feed that reads the source's log",
     "run.live_awaits_load": "waiting to be loaded again, because {reason}",
@@ -366,6 +380,10 @@ SENTENCES = {
     "advice.filter_null_keys": (
         "Add WHERE {column} IS NOT NULL to the query, or choose another target_key, then run again."
     ),
+    "advice.free_value": (
+        "Run once in mode full, which closes rows that left the source, then set mode back to incremental; or limit the"
+        " constraint to current rows (WHERE {valid_to} IS NULL) and run again."
+    ),
     "advice.forbidden_target": "Choose an allowed target (GET /targets), or ask the operator to allow this one.",
     "advice.full_has_no_range": "Take :{parameter} out of the query, or set mode to incremental, then run again.",
     "advice.give_column": "Add {column} to the query's SELECT, or correct {field}, then run again.",
@@ -393,6 +411,10 @@ SENTENCES = {
     "advice.let_through": (
         "Make the application's login the owner of the target, or disable row-level security on it, then run again."
     ),
+    "advice.limit_constraint": (
+        "Limit the constraint to current rows (WHERE {valid_to} IS NULL), or make the value unique in the query, then"
+        " run again."
+    ),
     "advice.look_at_letters": (
         "Look at the dead letters, grouped by error: correct the query or the index's mapping for each group, then run"
         " again; options.max_dead_letters sets how many a run may have."
@@ -408,6 +430,10 @@ SENTENCES = {
     "advice.name_columns": "Give each column of the query a different name with AS, then run again.",
     "advice.not_carried": (
         "Cast the column that the message names to text in the query, or leave it out of the query, then run again."
+    ),
+    "advice.order_versions": (
+        "Set incremental_id_key to a column that differs between rows with an equal {cursor}, choose a finer"
+        " incremental_key, or return one row per key, then run again."
     ),
     "advice.own_table": "Choose a target that is a table, or rename the object of that name, then run again.",
     "advice.record": "Correct or remove the rejected rows (GET /dead-letters), then run again.",

@@ -31,7 +31,7 @@ from vitrina.connectors.postgres.range_workers import CopyHandle, StageHandle
 from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, Turns, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
-from vitrina.errors import DuplicateKeys, StageLost, TransientError
+from vitrina.errors import DuplicateKeys, FatalError, StageLost, TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
@@ -82,6 +82,10 @@ class MartOpening:
     lend: Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
 
 
+def _cursor_of(definition: Definition) -> tuple[str, ...]:
+    return tuple(name for name in (definition.incremental_key, definition.incremental_id_key) if name)
+
+
 class MartTarget(BaseTarget):
     """Represent a PostgreSQL table as a target."""
 
@@ -98,6 +102,7 @@ class MartTarget(BaseTarget):
             opening.name,
             opening.definition.options,
             memory_mb=opening.settings.merge_memory_mb,
+            cursor=_cursor_of(opening.definition),
         )
         self.session: Connection = opening.connection
         # Snapshots are dated by the source's clock if it is a database.
@@ -328,10 +333,19 @@ class MartTarget(BaseTarget):
                 raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
             except psycopg.errors.UniqueViolation as exc:
                 # The merge itself checked the key: another session wrote the row, or another unique key conflicts.
-                raise TransientError(
-                    f"{what}: {database.sql_message(exc)} Rows may exchange values of a unique constraint that is"
-                    " DEFERRABLE."
-                ) from exc
+                raise TransientError(self._taken(what, exc, "a unique constraint")) from exc
+            except psycopg.errors.ExclusionViolation as exc:
+                raise FatalError(self._taken(what, exc, "an exclusion constraint")) from exc
+
+    def _taken(self, what: str, exc: psycopg.Error, constraint: str) -> str:
+        """Say what to do about a value that another row of the mart has."""
+        message, definition = database.sql_message(exc), self.opening.definition
+        kept = definition.options.history
+        if kept is None:
+            return f"{what}: {message} Rows may exchange values of {constraint} that is DEFERRABLE."
+        if definition.mode == "incremental":
+            return say("run.history_value_taken", what=what, message=message, valid_to=kept.valid_to)
+        return say("run.history_value_repeated", what=what, message=message, valid_to=kept.valid_to)
 
     def check_constraints(self, *dropped: Stage) -> None:
         """Check constraints before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks.

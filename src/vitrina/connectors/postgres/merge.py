@@ -418,8 +418,8 @@ def count_staged(merge: Merge) -> Composed:
     )
 
 
-def find_duplicates(merge: Merge) -> Composed:
-    """Count the repeated keys and return one of them."""
+def find_duplicates(merge: Merge, shown: Sequence[str] | None = None) -> Composed:
+    """Count the repeated keys and return one of them; `shown`: its columns to return, if not all."""
     keys = _prefixed("s", merge.key)
     return SQL(
         """
@@ -427,7 +427,9 @@ def find_duplicates(merge: Merge) -> Composed:
         FROM (SELECT concat_ws(', ', {texts}) AS example FROM {staged} AS s GROUP BY {keys} HAVING count(*) > 1) twice
         """
     ).format(
-        texts=_comma(SQL("s.{}::text").format(Identifier(name)) for name in merge.key), staged=merge.staged, keys=keys
+        texts=_comma(SQL("s.{}::text").format(Identifier(name)) for name in shown or merge.key),
+        staged=merge.staged,
+        keys=keys,
     )
 
 

@@ -60,8 +60,11 @@ class PostgresWriter:
         options: Options,
         *,
         memory_mb: int = 128,
+        cursor: Sequence[str] = (),
     ) -> None:
         self.connection = connection
+        # The source's columns that order the versions of a row.
+        self._cursor = cursor
         self._memory_mb = memory_mb
         self._claim = claim
         self._target = target
@@ -586,10 +589,25 @@ class PostgresWriter:
         return replace(merging, staged=self._latest_of(merging.staged, order))
 
     def _refuse_ambiguous(self, merging: Merge, order: Sequence[str]) -> None:
+        cursor = self._cursor[: len(order)]
+        named = {name: staged for name, staged in zip(cursor, order, strict=False) if name not in self._key}
         tied = replace(merging, key=(*merging.key, *order))
-        row = self.connection.execute(merge.find_duplicates(tied)).fetchone()
-        if row and row["keys"]:
+        shown = (*self._key, *named.values())
+        row = self.connection.execute(merge.find_duplicates(tied, shown)).fetchone()
+        if not (row and row["keys"]):
+            return
+        if not named:
             raise self._duplicate_keys(row["keys"], row["example"])
+        raise DuplicateKeys(
+            say(
+                "run.key_tied",
+                keys=row["keys"],
+                cursor=", ".join(cursor),
+                columns=", ".join((*self._key, *named)),
+                example=row["example"],
+                target=self._target,
+            )
+        )
 
     def end_filling(self, stage: Stage) -> None:
         """Wait for sessions that still fill a stage without tags, and prevent further ones from starting."""

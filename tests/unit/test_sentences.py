@@ -69,6 +69,14 @@ NO_SENTENCES = re.compile(
 )
 
 
+@pytest.mark.parametrize(
+    ("code", "step"),
+    [("run.spark_not_sent", "VITRINA_TRANSFORMS"), ("warning.engine_unasked", "options.engine = local")],
+)
+def test_a_cluster_that_cannot_be_used_has_a_next_step(code: str, step: str) -> None:
+    assert step in CATALOG[code]
+
+
 @pytest.mark.parametrize("maker", MAKERS)
 def test_no_sentence_is_written_beside_the_catalog(maker: str) -> None:
     tree = ast.parse((ROOT / maker).read_text())

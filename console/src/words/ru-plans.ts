@@ -95,7 +95,8 @@ const sentences: Record<string, string> = {
   "warning.default_is_early": "значение по умолчанию {column} в {table} — {default}, а оно может быть раньше транзакции, которая его пишет",
   "warning.default_only":
     "incremental_key {column} ставится по умолчанию у новых строк, и ни один триггер {table} его потом не двигает, хотя изменено строк: {changes}. Изменение, которое его не трогает, не будет доставлено. Добавьте триггер BEFORE UPDATE или сверяйте регулярно (options.reconcile)",
-  "warning.engine_unasked": "версии {engine} с версиями раннера не сверены: {because}",
+  "warning.engine_unasked":
+    "версии {engine} с версиями раннера не сверены: {because}. Исправьте это и запросите план снова или задайте options.engine = local",
   "warning.foreign_table": "{table} — внешняя таблица, и какие транзакции открыты на её сервере, отсюда не видно",
   "warning.materialized_view": "{table} — материализованное представление: его строки появляются при обновлении, с более ранними отметками",
   "warning.no_index": "в {table} нет индекса, который начинается с {order}, поэтому каждый проход читает всю таблицу: CREATE INDEX CONCURRENTLY ON {table} ({columns})",

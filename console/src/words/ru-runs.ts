@@ -124,7 +124,8 @@ const sentences: Record<string, string> = {
   "run.spark_hash_key": "у исполнителя кластера Spark другой VITRINA_HASH_KEY, чем у раннера, или его нет, и хеши разошлись бы: задайте там ключ раннера",
   "run.spark_job_failed": "задание на кластере Spark не удалось: {reason}",
   "run.spark_no_answer": "кластер Spark закончил задание, не ответив за диапазон ключа",
-  "run.spark_not_sent": "то, что нужно кластеру Spark для этой загрузки, нельзя отправить: {error}",
+  "run.spark_not_sent":
+    "то, что нужно кластеру Spark для этой загрузки, нельзя отправить: {error}. Пусть раннер может читать модули из VITRINA_TRANSFORMS и писать во временный каталог, или задайте options.engine = local",
   "run.spark_package_differs": "у исполнителей кластера Spark {package} {there}, у раннера {here}: поставьте ту же версию в образ кластера",
   "run.spark_package_missing": "у исполнителей кластера Spark нет {package}, у раннера {here}: поставьте его в образ кластера",
   "run.spark_python_differs": "у исполнителей кластера Spark не тот Python, что у раннера ({here}): поставьте тот же в образ кластера",

@@ -164,7 +164,10 @@ SENTENCES = {
         " although {changes} row(s) were updated: an update that does not set it is never delivered. Add a BEFORE"
         " UPDATE trigger, or compare regularly (options.reconcile)"
     ),
-    "warning.engine_unasked": "the versions of {engine} were not compared with the runner's: {because}",
+    "warning.engine_unasked": (
+        "the versions of {engine} were not compared with the runner's: {because}. Correct that and request the plan"
+        " again, or set options.engine = local"
+    ),
     "warning.foreign_table": (
         "{table} is a foreign table, and open transactions on its server are not visible from here"
     ),

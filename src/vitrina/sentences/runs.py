@@ -239,7 +239,10 @@ SENTENCES = {
     ),
     "run.spark_job_failed": "the job on the Spark cluster failed: {reason}",
     "run.spark_no_answer": "the Spark cluster ended the job without a result for a range of the key",
-    "run.spark_not_sent": "what the Spark cluster needs for this load cannot be sent: {error}",
+    "run.spark_not_sent": (
+        "what the Spark cluster needs for this load cannot be sent: {error}. Let the runner read the modules of"
+        " VITRINA_TRANSFORMS and write to its temporary directory, or set options.engine = local"
+    ),
     "run.spark_package_differs": (
         "executors of the Spark cluster have {package} {there}, the runner has {here}: install the same version in the"
         " cluster's image"

@@ -121,3 +121,21 @@ def test_a_hash_that_is_blind_would_be_noticed(
     monkeypatch.setattr(DocumentSide, "_said", mutant)
     with pytest.raises(AssertionError):
         test_what_says_something_else_differs(here, there)
+
+
+@pytest.mark.parametrize(("gone", "counted"), [(0, 0), (5, 7), (10, 15)])
+def test_keys_that_were_not_looked_up_count_in_proportion(
+    monkeypatch: pytest.MonkeyPatch, gone: int, counted: int
+) -> None:
+    """Ten of fifteen extra keys were kept; the other rows are back in the source at the second look."""
+    monkeypatch.setattr(compare, "KEPT_KEYS", 10)
+    documents = [Document(f"{number:02}", {"a": 1}) for number in range(15)]
+    first = compare.look_for_extra(side(), side(*documents), expected_rows=15)
+    assert (len(first.kept), first.count) == (10, 15)
+    away = {key[0] for key in first.kept[:gone]}
+
+    verdict = compare.confirm_extra(
+        first, side(*(document for document in documents if document.id not in away)), side(*documents)
+    )
+
+    assert (len(verdict.confirmed), verdict.total) == (gone, counted)

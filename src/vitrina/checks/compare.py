@@ -220,14 +220,15 @@ def confirm(
 def confirm_extra(first: Extra, source: ComparableSide, target: ComparableSide) -> Confirmation:
     """Look up the keys that were kept, and confirm those that only the target still has.
 
-    Keys that were not kept count as before: another comparison finds them.
+    Keys that were not kept are not looked up: as many of them count, in proportion, as of those that were.
     """
     verdict = Confirmation()
     # A side that cannot look up single keys reads everything for each question.
     size = max(LOOKUP_KEYS, source.listed_at_once or 0)
     for start in range(0, len(first.kept), size):
         verdict.confirmed += filter(_is_extra, _join_keys(source, target, first.kept[start : start + size]))
-    verdict.counts[Kind.EXTRA] = len(verdict.confirmed) + first.count - len(first.kept)
+    kept, confirmed = len(first.kept), len(verdict.confirmed)
+    verdict.counts[Kind.EXTRA] = confirmed + (first.count - kept) * confirmed // max(kept, 1)
     return verdict
 
 

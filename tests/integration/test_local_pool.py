@@ -1,6 +1,8 @@
 """Workers of the runner, without a database: their progress, their silence, and what is left if none can be started."""
 
 import errno
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ class Seen:
 
     def running(self, tasks: int) -> None:
         raise AssertionError("workers run all that is submitted")
+
+    def sent(self) -> None:
+        raise AssertionError("there is no cluster")
 
 
 def task(name: str, number: int = 1) -> Task:
@@ -78,4 +83,22 @@ def test_nothing_stays_open_if_no_process_can_be_started(monkeypatch: pytest.Mon
 
     assert {type(result.error) for result in found} == {TransientError}
     assert "no process could be started" in str(found[0].error)
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("spare", range(6))
+def test_nothing_stays_open_if_there_are_too_few_descriptors(spare: int) -> None:
+    collected(LocalPool(Handle(), Settings(), 1), task("range"))  # imports what needs descriptors too
+    before = open_descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filling = os.dup(0)
+    os.close(filling)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (filling + spare, hard))
+        [found] = collected(LocalPool(Handle(), Settings(), 1), task("range", 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert isinstance(found.error, TransientError)
+    assert "no process could be started" in str(found.error)
     assert open_descriptors() == before

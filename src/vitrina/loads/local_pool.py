@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
 from typing import Any
@@ -170,28 +170,31 @@ class _Process:
 
     def __init__(self, silence_limit_seconds: float, modules: Sequence[str], step_environment: dict[str, str]) -> None:
         self._silence_limit = silence_limit_seconds
-        ours, theirs = socketpair()
-        life_end, life = os.pipe()
-        # Kept open for as long as the process shall live.
-        self._life: int | None = life
-        self._line: Connection[Any, Any] = Connection(ours.detach())
         try:
-            # Steps run in its child processes, which are forked in the same way.
-            with theirs, forking.templates.branch(step_environment) as control:
-                descriptors = (theirs.fileno(), life_end, control.fileno())
-                given = (*descriptors, sys.__stderr__.fileno() if sys.__stderr__ else 2)
-                self._process = templates.fork(given, dict(os.environ), modules) or _spawn(descriptors)
-        except BaseException as exc:
-            self._line.close()
-            os.close(life)
-            if isinstance(exc, OSError):
-                raise TransientError(say("run.worker_not_started", error=exc)) from exc
-            raise
-        finally:
-            os.close(life_end)
+            self._start(modules, step_environment)
+        except OSError as exc:
+            raise TransientError(say("run.worker_not_started", error=exc)) from exc
         self.pid = self._process.pid
         self._ending = threading.Lock()
         self._is_ended = False
+
+    def _start(self, modules: Sequence[str], step_environment: dict[str, str]) -> None:
+        """Start the process, and leave nothing open if that fails."""
+        with ExitStack() as ours, ExitStack() as theirs:
+            line, their_line = socketpair()
+            theirs.enter_context(their_line)
+            self._line: Connection[Any, Any] = ours.enter_context(Connection(line.detach()))
+            life_end, life = os.pipe()
+            theirs.callback(os.close, life_end)
+            ours.callback(os.close, life)
+            # Kept open for as long as the process shall live.
+            self._life: int | None = life
+            # Steps run in its child processes, which are forked in the same way.
+            control = theirs.enter_context(forking.templates.branch(step_environment))
+            descriptors = (their_line.fileno(), life_end, control.fileno())
+            given = (*descriptors, sys.__stderr__.fileno() if sys.__stderr__ else 2)
+            self._process = templates.fork(given, dict(os.environ), modules) or _spawn(descriptors)
+            ours.pop_all()
 
     def send(self, message: Any) -> None:
         try:

@@ -15,7 +15,7 @@ Each is named in a task of type `PYTHON` (`body`), with its `params`. `vitrina t
 show them too, beside [steps of your own](../how-to/write-a-step.md). `scripts/steps_reference.py` writes this page.
 
 Every step also takes `on_error` (`fail`, or `dead_letter` to store the rows that it fails on as dead letters) and
-`max_dead_letters` (1000: more in one run stop it).
+`max_dead_letters` (1000: more in one run, or in one load in ranges, stop it).
 """
 
 

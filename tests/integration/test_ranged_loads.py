@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,10 +22,11 @@ from vitrina.connectors.postgres import query_source, range_workers, source
 from vitrina.connectors.postgres.pushdown import SharedSnapshot
 from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Age
-from vitrina.errors import Disconnected, SnapshotGone, SourceQueryFailed, TransientError
+from vitrina.errors import CannotConnect, Disconnected, SnapshotGone, SourceQueryFailed, TransientError
 from vitrina.loads import local_pool, processors, ranged
 from vitrina.loads.control import RunControl
 from vitrina.ports.ranges import FillHandle, KeyRange, Result, Task
+from vitrina.runner import dispatcher
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.schemas import RangesProgress
 from vitrina.settings import ConnectionLimits, Settings
@@ -521,6 +523,53 @@ def test_an_accepted_range_is_not_read_again(bench: Workbench, monkeypatch: pyte
     assert len(set(begun(before) + begun(after))) == len(begun(after)) + 4
 
 
+class Stumbling(Unreliable):
+    """Fail before anything is loaded, the first time."""
+
+    tries: int
+
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        type(self).tries += 1
+        if self.tries == 1:
+            raise TransientError("the cluster stumbled")
+        return super().results(check)
+
+
+def test_a_load_interrupted_before_its_first_range_has_one_snapshot(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stumbling, "tries", 0, raising=False)
+    rely_on(monkeypatch, seed=1, losses=0.0, kind=Stumbling)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    run = bench.run("films")
+
+    assert (run["status"], Stumbling.tries) == ("SUCCESS", 2)
+    assert run["metrics"]["continued"][0]["rows"] == 0
+    assert run["metrics"]["consistency"] == "snapshot"
+
+
+class Flickering(Unreliable):
+    """Load one range, and then be unreachable."""
+
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        yield from super()._fate(self._tasks.pop(0))
+        if self._tasks:
+            raise CannotConnect("the cluster does not answer")
+
+
+def test_each_outage_has_its_own_patience(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 0.01)
+    rely_on(monkeypatch, seed=1, losses=0.0, kind=Flickering)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert len(run["metrics"]["continued"]) > 2
+    assert difference(bench) == []
+
+
 def test_one_snapshot_is_not_mixed_with_another(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     rely_on(monkeypatch, seed=1, losses=0.0)
     bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy", "consistency": "snapshot"})
@@ -576,6 +625,54 @@ def test_a_snapshot_in_which_all_ranges_are_read_is_not_mixed(
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert run["metrics"]["consistency"] == "snapshot"
     assert difference(bench) == []
+
+
+class Idle(Unreliable):
+    """Run nothing after the first range, until the run has said so."""
+
+    bench: Workbench
+
+    def results(self, check: Callable[[], bool]) -> Iterator[Result]:
+        yield from super()._fate(self._tasks.pop(0))
+        self.progress.running(0)
+
+        def is_told() -> bool:
+            check()
+            told = "SELECT 1 FROM etl.etl_runs WHERE metrics ->> 'waiting' LIKE '%runs none of the ranges now%'"
+            return bool(self.bench.sql(told))
+
+        until(is_told, seconds=30)
+        while self._tasks:
+            yield from super()._fate(self._tasks.pop(0))
+
+
+def test_a_cluster_that_is_idle_in_between_is_named_until_the_ranges_are_loaded(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranged, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(Idle, "bench", bench, raising=False)
+    rely_on(monkeypatch, seed=1, losses=0.0, kind=Idle)
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": "copy"})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"].get("waiting") is None
+    assert run["metrics"]["ranges"]["running"] is None
+    assert difference(bench) == []
+
+
+def test_another_job_of_a_cluster_is_not_idle_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranged, "_SILENT_SECONDS", 0.05)
+    progress = ranged._Progress()
+    progress.running(0)
+    time.sleep(0.1)
+    assert progress.is_idle
+
+    progress.sent()
+    progress.running(0)
+
+    assert not progress.is_idle
 
 
 class Busy(Unreliable):

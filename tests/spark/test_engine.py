@@ -86,6 +86,9 @@ class Seen:
     def running(self, tasks: int) -> None:
         self.tasks.append(tasks)
 
+    def sent(self) -> None:
+        """Another job begins."""
+
 
 @pytest.fixture
 def seen() -> Seen:

@@ -120,6 +120,7 @@ const sentences: Record<string, string> = {
   "run.the_query": "запрос",
   "run.too_costly": "{what}: стоимость по EXPLAIN {cost}, больше options.max_cost {most}",
   "run.too_many_letters": "отвергнуто документов: {letters}, больше options.max_dead_letters ({budget}); посмотрите отвергнутые, исправьте схему индекса или запрос и запустите снова",
+  "run.engine_pauses": "кластер {engine} сейчас не выполняет ни одного диапазона: все его исполнители заняты, или он запускает новых",
   "run.engine_waits": "кластер {engine} ещё не начал: он запускается, или все его исполнители заняты",
   "run.spark_hash_key": "у исполнителя кластера Spark другой VITRINA_HASH_KEY, чем у раннера, или его нет, и хеши разошлись бы: задайте там ключ раннера",
   "run.spark_job_failed": "задание на кластере Spark не удалось: {reason}",

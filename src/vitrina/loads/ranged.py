@@ -162,6 +162,10 @@ class _Progress:
         if tasks:
             self.worked_at = time.monotonic()
 
+    def sent(self) -> None:
+        self.tasks = None
+        self.worked_at = time.monotonic()
+
     @property
     def is_idle(self) -> bool:
         """Return whether a cluster has run no task for a while."""
@@ -210,12 +214,13 @@ class RangedFill:
             else:
                 self._accept(result.task, result.filled)
             self._submit()
+        self._tell_end()
         self._give_back()
 
     def _while_waiting(self) -> bool:
         """Check lease and pause. Return True if the snapshot is too old and ranges were read in it."""
         run, progress = self._run, self._progress
-        run.context.waits_because = say("run.engine_waits", engine=self._engine_name) if progress.is_idle else None
+        run.context.waits_because = self._why_idle() if progress.is_idle else None
         run.while_waiting()
         if progress.has_changed and time.monotonic() - self._told_at > _TELL_SECONDS:
             progress.has_changed = False
@@ -223,9 +228,9 @@ class RangedFill:
             run.meter.record(run.job.metastore, run.job.claim)
         return self._snapshot.is_old and self._has_brought
 
-    @property
-    def _engine_name(self) -> str:
-        return self._run.job.definition.options.engine
+    def _why_idle(self) -> str:
+        sentence = "run.engine_pauses" if self._left.done else "run.engine_waits"
+        return say(sentence, engine=self._run.job.definition.options.engine)
 
     def _give_back(self) -> None:
         """Return part numbers that engines reserved. The next load, in another stage, may use them again."""
@@ -344,6 +349,14 @@ class RangedFill:
                     f"{step} has failed on more than {step.max_dead_letters} rows in this load: correct the step, or"
                     " raise max_dead_letters in its params"
                 )
+
+    def _tell_end(self) -> None:
+        """Record that all ranges are loaded. What the run does next may take long, and is no wait for the cluster."""
+        run = self._run
+        self._progress.tasks = run.context.waits_because = None
+        run.context.show()
+        self._tell()
+        run.meter.record(run.job.metastore, run.job.claim)
 
     def _tell(self) -> None:
         left, progress = self._left, self._progress

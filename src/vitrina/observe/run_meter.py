@@ -45,13 +45,14 @@ class RunMeter:
         self.counters = Counters()
         self.attempt = 1
         self.attempts_without_progress = 0
+        # When an attempt last got further than all before it.
+        self.progressed_at = self._started = time.monotonic()
         # Rows of the current load or pass, and how many an earlier attempt of it had reached.
         self._rows_since_start = 0
         self._rows_to_surpass = 0
         self._batch_seconds: list[float] = []
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._counts = Counts()
-        self._started = time.monotonic()
         # A run that ends sooner is announced only by its status.
         self._announced = time.monotonic()
         self._consistency = "snapshot"
@@ -77,7 +78,9 @@ class RunMeter:
             observer.planned(job, _timing(seconds))
 
     def continued(self, checkpoint: Checkpoint) -> None:
-        self._consistency = "mixed" if checkpoint.last_key is not None else self._consistency
+        # A load that is split into ranges has a position before any of them is accepted.
+        if checkpoint.accepted and checkpoint.last_key is not None:
+            self._consistency = "mixed"
         self.counters.metrics.setdefault("continued", []).append(
             {"rows": checkpoint.rows, "batches": checkpoint.batch_no, "after": checkpoint.last_key}
         )
@@ -174,6 +177,7 @@ class RunMeter:
         self._rows_since_start += filled.rows
         if self._rows_since_start > self._rows_to_surpass:
             self.attempts_without_progress = 0
+            self.progressed_at = time.monotonic()
         for observer in self._observers:
             observer.batch_done(filled, {**filled.timings, **self._timings})
 

@@ -141,12 +141,19 @@ class Progress(Protocol):
         """Note how many of the submitted tasks a cluster runs now; the others wait there."""
         ...
 
+    def sent(self) -> None:
+        """Note that a cluster was sent a job, and has not said yet how many of its tasks it runs."""
+        ...
+
 
 class _Unwatched:
     def read(self, number: int, rows: int) -> None:
         """Do nothing."""
 
     def running(self, tasks: int) -> None:
+        """Do nothing."""
+
+    def sent(self) -> None:
         """Do nothing."""
 
 

@@ -132,7 +132,8 @@ class PipelineDispatcher:
             except Disconnected:
                 raise
             except CannotConnect as exc:
-                unreachable_since = unreachable_since or time.monotonic()
+                if unreachable_since is None or meter.progressed_at > unreachable_since:
+                    unreachable_since = time.monotonic()  # another outage: the system was there in between
                 if time.monotonic() - unreachable_since > OUTAGE_PATIENCE_SECONDS and not claim.is_live:
                     raise
                 wait, message, state = self._backoff(meter.attempt), exc.message, None

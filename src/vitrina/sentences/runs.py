@@ -232,6 +232,9 @@ SENTENCES = {
         "{letters} document(s) were rejected, more than options.max_dead_letters ({budget}); see `vitrina dead-letters"
         " list`, fix the mapping or the query, and run again"
     ),
+    "run.engine_pauses": (
+        "the cluster of {engine} runs none of the ranges now: all of its executors are busy, or it is starting others"
+    ),
     "run.engine_waits": "the cluster of {engine} has not begun yet: it is starting, or all of its executors are busy",
     "run.spark_hash_key": (
         "an executor of the Spark cluster has a different VITRINA_HASH_KEY than the runner, or none, so hashes would"

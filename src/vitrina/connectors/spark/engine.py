@@ -54,6 +54,7 @@ class SparkEngine:
         while self._waiting:
             tasks, self._waiting = self._waiting, []
             job, self._ready = self._ready or self._opened(), None
+            self._opening.progress.sent()
             job.send(tasks, self._opening.reserve(executor.NUMBERS))
             yield from job.results(check)
             job.close()

@@ -79,7 +79,7 @@ def test_a_page_has_its_items() -> None:
     assert page.next_cursor == "n"
     targets = plain(named.Targets, json.dumps({"items": [], "allowed": ["analytics.*"]}).encode())
     assert targets.allowed == ["analytics.*"]
-    assert targets.model_dump() == {"items": [], "allowed": ["analytics.*"]}
+    assert targets.model_dump() == {"items": [], "allowed": ["analytics.*"], "next_cursor": None}
 
 
 def test_an_answer_that_is_no_object_is_refused() -> None:

@@ -805,7 +805,6 @@ class PostgresShortcut:
             return None
         shared = self._shared(window, sessions)
         shared.renew()
-        assert shared.at is not None
         self._target.use_snapshot(shared.at)
         return shared
 

@@ -188,8 +188,8 @@ class SharedSnapshot:
         self._max_seconds = max_seconds
         self._age: Age | None = None
         self.name = ""
-        # Read in the snapshot, by the server's clock.
-        self.at: datetime | None = None
+        # Read in the snapshot, by the server's clock; set by `renew`.
+        self.at: datetime
 
     @property
     def is_old(self) -> bool:

@@ -1,6 +1,8 @@
 """What follows an error of Spark's client: only what is known to pass is tried again. No server is needed."""
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -121,3 +123,27 @@ def test_a_session_that_is_being_ended_does_not_hold_up_another() -> None:
         connecting.join(5)
 
         assert not connecting.is_alive()
+
+
+ASKING = """
+import sys
+from vitrina.connectors.spark import cluster
+from vitrina.errors import CannotConnect
+for _ in range(3):
+    try:
+        cluster.differences(sys.argv[1], 2.0)
+    except CannotConnect:
+        print("silent", flush=True)
+"""
+
+
+def test_a_process_that_asked_a_silent_server_exits() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=lambda: [silent.accept() for _ in range(100)], daemon=True).start()
+        url = f"sc://127.0.0.1:{silent.getsockname()[1]}"
+
+        done = subprocess.run(
+            [sys.executable, "-c", ASKING, url], check=False, capture_output=True, text=True, timeout=40
+        )
+
+    assert (done.stdout.split(), done.returncode) == (["silent"] * 3, 0), done.stderr

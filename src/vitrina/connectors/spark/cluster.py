@@ -16,6 +16,8 @@ from vitrina.sentences import say
 
 # Detect a lost server within about half a minute; the client's default policy would retry for ten minutes.
 _RETRIES = {"max_retries": 7, "initial_backoff": 100, "backoff_multiplier": 2.5, "max_backoff": 10_000, "jitter": 200}
+# How long a server may take to end a session before the connection is closed.
+_END_SECONDS = 5.0
 # How many leading components of a version must be equal on both sides.
 _COMPARED = {"vitrina": 4, "python": 2, "pyarrow": 1, "psycopg": 2}
 # The server does not know the session or the job any more: it was restarted, or it has discarded them.
@@ -65,13 +67,25 @@ def connect(url: str) -> Any:
     return session
 
 
-def stop(session: Any) -> None:
-    """End a session on the server and close its connection, whether the server answers or not.
+def stop(session: Any, *, interrupts: bool = False) -> None:
+    """End a session on the server, with its jobs if requested, and close its connection.
 
+    A server may never answer: closing the connection ends calls that wait, which would keep the process from exiting.
     The client's own `stop` holds a lock while it tries to reach the server, and every new session needs that lock.
     """
+    closing = threading.Timer(_END_SECONDS, _close, [session])
+    closing.daemon = True
+    closing.start()
+    if interrupts:
+        with suppress(Exception):
+            session.interruptAll()
     with suppress(Exception):
         session.client.release_session()
+    closing.cancel()
+    _close(session)
+
+
+def _close(session: Any) -> None:
     with suppress(Exception):
         session.client.close()
 
@@ -125,20 +139,16 @@ class _Asking:
         except queue.Empty:
             self._is_over.set()
             # In a thread as well: the server may not answer this either.
-            threading.Thread(target=self._interrupt, name="spark-end", daemon=True).start()
+            ending = threading.Thread(target=self._stop, kwargs={"interrupts": True}, name="spark-end", daemon=True)
+            ending.start()
             raise CannotConnect(say("run.spark_silent", seconds=limit_seconds)) from None
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def _interrupt(self) -> None:
-        with suppress(Exception):
-            self._session.interruptAll()
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *, interrupts: bool = False) -> None:
         if self._session is not None:
-            stop(self._session)
+            stop(self._session, interrupts=interrupts)
 
 
 def require_fitting(versions: dict[str, str | None]) -> None:

@@ -1,5 +1,6 @@
 """First loads: the stage becomes the mart where nothing is lost by it, and the rows are copied everywhere else."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -152,6 +153,48 @@ def test_rows_are_copied_where_something_hangs_on_the_mart(bench: Workbench, obs
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert (oid(bench), described(bench)) == (old, before)
     assert bench.differences(QUERY, "analytics.films", "id, title, rating, modified") == 0
+
+
+@pytest.fixture
+def subscribed(bench: Workbench) -> Iterator[Workbench]:
+    """Let a subscription know the mart, without a publisher."""
+    bench.sql(MART)
+    bench.sql("CREATE SUBSCRIPTION s CONNECTION 'dbname=none' PUBLICATION p WITH (connect = false)")
+    bench.sql("ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+    bench.sql("INSERT INTO pg_subscription_rel SELECT oid, 'analytics.films'::regclass, 'r' FROM pg_subscription")
+    yield bench
+    bench.sql("DROP SUBSCRIPTION s")
+
+
+def test_rows_are_copied_into_a_table_of_a_subscription(subscribed: Workbench) -> None:
+    """It has no dependency on the table, and DROP TABLE would make it forget the table."""
+    old = oid(subscribed)
+    subscribed.pipeline("films", QUERY, target_key=["id"])
+
+    assert subscribed.run("films")["error_message"] is None
+
+    assert subscribed.sql("SELECT srrelid FROM pg_subscription_rel") == [{"srrelid": old}]
+    assert (oid(subscribed), subscribed.differences(QUERY, "analytics.films")) == (old, 0)
+
+
+def test_rows_are_copied_where_an_event_trigger_refuses_with_a_code_of_its_own(bench: Workbench) -> None:
+    bench.sql(MART)
+    bench.sql(
+        """
+        CREATE FUNCTION public.keep() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF EXISTS (SELECT FROM pg_event_trigger_dropped_objects() WHERE object_identity = 'analytics.films') THEN
+                RAISE EXCEPTION 'marts are kept' USING ERRCODE = 'VT001';
+            END IF;
+        END $$;
+        CREATE EVENT TRIGGER keep ON sql_drop EXECUTE FUNCTION public.keep()
+        """
+    )
+    old = oid(bench)
+    bench.pipeline("films", QUERY, target_key=["id"])
+
+    assert bench.run("films")["error_message"] is None
+
+    assert (oid(bench), bench.differences(QUERY, "analytics.films")) == (old, 0)
 
 
 @pytest.fixture

@@ -63,6 +63,8 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
        SELECT FROM pg_catalog.pg_replication_slots s
        WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database() AND s.plugin <> 'pgoutput')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace p WHERE p.pnnspid = c.relnamespace)
+   -- the subscription would forget the table, or keep the old one
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_subscription_rel s WHERE s.srrelid = c.oid)
    -- views, functions, publications, statistics, sequences: whatever names the table
    AND NOT EXISTS (
        SELECT FROM pg_catalog.pg_depend d
@@ -160,7 +162,12 @@ def take_place(connection: Connection, stage: Stage, table: Table, given: Sequen
                 raise _InUse
             if not _is_alike(connection, stage, table) or indexes != _indexes_of(connection, stage, table):
                 raise _InUse
-            _exchange(connection, stage, table)
+            try:
+                _exchange(connection, stage, table)
+            except psycopg.OperationalError:
+                raise
+            except psycopg.DatabaseError as exc:  # an event trigger may refuse with any code
+                raise _InUse from exc
     except (_InUse, *_REFUSALS):
         return False
     return True

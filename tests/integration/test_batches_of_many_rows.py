@@ -208,6 +208,67 @@ def test_the_latest_version_wins_whatever_the_index_calls_equal(
     assert bench.sql("SELECT title FROM analytics.films ORDER BY title") == [{"title": "changed"}, {"title": "new"}]
 
 
+def create_any_case(bench: Workbench) -> None:
+    try:
+        bench.sql(
+            "CREATE COLLATION content.any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server was built without ICU")
+
+
+@pytest.fixture
+def any_case(bench: Workbench) -> Workbench:
+    """Give a mart a key of which 'a' and 'A' are one, with the row of 'a'."""
+    create_any_case(bench)
+    shape = "(code text COLLATE content.any_case, title text, at timestamptz DEFAULT clock_timestamp())"
+    bench.source(f"CREATE TABLE content.codes {shape}; INSERT INTO content.codes VALUES ('a', 'first')")
+    bench.sql(f"CREATE TABLE analytics.codes {shape}; ALTER TABLE analytics.codes ADD PRIMARY KEY (code)")
+    bench.sql("GRANT ALL ON analytics.codes TO vitrina_app; GRANT USAGE ON SCHEMA content TO vitrina_app")
+    return bench
+
+
+@pytest.mark.parametrize("few", [0, 1_000])
+@pytest.mark.parametrize(
+    "versions",
+    [
+        pytest.param([("A", "older"), ("a", "first")], id="the latest is in the mart already"),
+        pytest.param([("a", "older"), ("A", "latest")], id="both would be written"),
+        pytest.param([("b", "older"), ("B", "latest")], id="both are new"),
+    ],
+)
+def test_versions_are_those_of_a_key_by_the_collation_of_the_mart(
+    any_case: Workbench, monkeypatch: pytest.MonkeyPatch, versions: list[tuple[str, str]], few: int
+) -> None:
+    monkeypatch.setattr(target, "FEW_ROWS", few)
+    more = {"mode": "incremental", "incremental_key": "at", "options": {"stamps": ["at"]}}
+    any_case.pipeline("codes", "SELECT code, title, at FROM content.codes", target_key=["code"], **more)
+    assert any_case.run("codes")["error_message"] is None
+    any_case.sql("DELETE FROM content.codes")
+    for code, title in versions:
+        any_case.sql(f"INSERT INTO content.codes VALUES ('{code}', '{title}')")
+
+    assert any_case.run("codes")["error_message"] is None
+
+    latest = {"code": versions[-1][0], "title": versions[-1][1]}
+    assert any_case.sql(f"SELECT code, title FROM analytics.codes WHERE code = '{versions[-1][0]}'") == [latest]
+
+
+@pytest.mark.parametrize("few", [0, 1_000])
+def test_keys_that_are_one_by_the_collation_of_the_mart_are_refused(
+    any_case: Workbench, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(target, "FEW_ROWS", few)
+    any_case.pipeline("codes", "SELECT code, title FROM content.codes", target_key=["code"])
+    assert any_case.run("codes")["error_message"] is None
+    any_case.sql("INSERT INTO content.codes VALUES ('A', 'another')")
+
+    run = any_case.run("codes")
+
+    assert (run["error_code"], run["attempts"]) == ("bad_key", 1)
+    assert any_case.sql("SELECT code, title FROM analytics.codes") == [{"code": "a", "title": "first"}]
+
+
 def test_a_row_that_another_session_inserts_meanwhile_is_merged(bench: Workbench) -> None:
     """The other session commits while the merge waits for its key."""
     bench.sql(CHANGES)
@@ -270,12 +331,7 @@ def test_a_mart_may_have_children_with_rows_at_the_same_positions(bench: Workben
 )
 def test_a_row_differs_when_its_image_does(bench: Workbench, kind: str, before: str, after: str) -> None:
     if "COLLATE" in kind:
-        try:
-            bench.sql(
-                "CREATE COLLATION content.any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
-            )
-        except psycopg.errors.FeatureNotSupported:
-            pytest.skip("this server was built without ICU")
+        create_any_case(bench)
     bench.sql(
         f"CREATE TABLE content.kinds (id int, x {kind}, at timestamptz DEFAULT clock_timestamp());"
         f"INSERT INTO content.kinds SELECT i, {before} FROM generate_series(1, 2) AS i;"

@@ -28,6 +28,8 @@ class TableColumn(Column):
     always_identity: bool = False  # an UPDATE may not set it
     # The operator by which its values are equal, written so that an empty search_path does not hide it.
     equal: str = "="
+    # The collation by which texts that differ may be equal, if it has one that this session may name.
+    collation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,12 @@ _FIND_TABLE = Statement(
                            FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd'),
                        'default', CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END,
                        'generated', a.attgenerated <> '', 'identity', a.attidentity <> '',
-                       'always_identity', a.attidentity = 'a')
+                       'always_identity', a.attidentity = 'a',
+                       'collation', (
+                           SELECT pg_catalog.format('%%I.%%I', n.nspname, l.collname)
+                           FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace
+                           WHERE l.oid = a.attcollation AND NOT l.collisdeterministic
+                             AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')))
                    ORDER BY a.attnum), '[]')
             FROM pg_catalog.pg_attribute a
             LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum

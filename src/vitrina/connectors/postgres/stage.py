@@ -24,6 +24,8 @@ class StageColumn:
     name: str
     type: str
     target_type: str
+    # That of the target, by which texts that differ may be equal: keys repeat and match by it.
+    collation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,7 @@ class Stage:
         return self._rows(SQL("{}").format(Literal(True)), Identifier(BATCH), SQL("ctid"))
 
     def _rows(self, condition: Composed, *others: Composable) -> Composed:
-        columns: list[Composable] = [
-            Identifier(column.name)
-            if column.type == column.target_type
-            else SQL("{0}::{1} AS {0}").format(Identifier(column.name), SQL(column.target_type))
-            for column in self.columns
-        ]
+        columns: list[Composable] = [_as_merged(column) for column in self.columns]
         columns += [SQL("{0}::{1} AS {0}").format(Identifier(name), SQL(kind)) for name, kind in self._cursor()]
         columns += others
         return SQL("(SELECT {} FROM {} WHERE {})").format(SQL(", ").join(columns), self.identifier, condition)
@@ -179,6 +176,13 @@ class Stage:
             [SCHEMA, self.name],
         ).fetchone()
         return row is not None
+
+
+def _as_merged(column: StageColumn) -> Composable:
+    name, kind = Identifier(column.name), SQL(column.target_type)
+    if column.collation:
+        return SQL("{0}::{1} COLLATE {2} AS {0}").format(name, kind, SQL(column.collation))
+    return name if column.type == column.target_type else SQL("{0}::{1} AS {0}").format(name, kind)
 
 
 class Turns:

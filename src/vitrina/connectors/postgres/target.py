@@ -374,7 +374,7 @@ class PostgresWriter:
         for column in (by_name[name] for name in self._columns):
             staged = (staged_types or {}).get(column.name, column.type)
             merged = column.type if staged == column.type else types.merge_type(column.type)
-            columns.append(StageColumn(column.name, staged, merged))
+            columns.append(StageColumn(column.name, staged, merged, column.collation))
         if self._gone:
             columns.append(StageColumn(self._gone, (staged_types or {}).get(self._gone, "boolean"), "boolean"))
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)

@@ -3,11 +3,11 @@
 `--setting hard` uses the server and the rows of the harder setting of `bench.postgres`: durable commits, a log that
 replicas can read, rows of 300 bytes, and a random uuid as the key.
 
-Two marts of one source alternate. Before each turn a tenth of the rows changes and a hundredth is new; each pipeline
-then loads that into its mart. The CPU of the run and of the server with all its processes is counted, as the scheduler
-counts it: a run takes a third of a second, for which the hundredths of /proc/PID/stat are too coarse. The second of a
-pair pays for what the first one left to write, so they change places with each turn, and sums are compared. Both must
-have read as many rows.
+Three marts of one source take turns: a plain one, and a history for each value of `unique_by`. Before each turn a
+tenth of the rows changes and a hundredth is new; each pipeline then loads that into its mart. The CPU of the run and
+of the server with all its processes is counted, as the scheduler counts it: a run takes a third of a second, for which
+the hundredths of /proc/PID/stat are too coarse. A run pays for what the one before it left to write, so they change
+places with each turn, and sums are compared. All must have read as many rows.
 """
 
 import argparse
@@ -34,6 +34,13 @@ from vitrina.store.database import Connection
 from vitrina.store.session_pool import SessionPool
 
 WANTED = 1.6
+# The options of each kind of mart, and how a history is named in the table of results.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "by_start": {"history": {}},
+    "by_end": {"history": {"unique_by": "valid_to"}},
+}
+NAMES = {"by_start": "", "by_end": ", unique by valid_to"}
 # A pass reads again what was written so long before the previous one.
 _REREAD_SECONDS = 1.1
 SOURCE = """
@@ -81,7 +88,7 @@ def main() -> None:
 
 
 class Bench:
-    """Run one server, with two pipelines for each mode: one keeps a history, the other does not."""
+    """Run one server, with three pipelines for each mode: two keep histories, the other does not."""
 
     def __init__(self, settings: Settings, metastore: Connection, admin: Connection, change: str) -> None:
         self._settings = settings
@@ -96,26 +103,29 @@ class Bench:
 
     def define(self) -> None:
         for mode, fields in MODES.items():
-            for kind in ("plain", "history"):
-                options: dict[str, Any] = {"history": {}} if kind == "history" else {}
+            for kind, options in KINDS.items():
                 made = {"name": f"{mode}_{kind}", "source_query": QUERY, "target_key": ["id"], "options": options}
                 made |= {"target_table": f"analytics.{mode}_{kind}", **fields}
                 pipelines.insert(self._metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
 
     def measure(self, turns: int) -> dict[str, float]:
-        """Return the ratio of each mode. The first turn fills the marts, and is not counted."""
-        sums = {mode: {"plain": 0.0, "history": 0.0} for mode in MODES}
+        """Return the ratios of each mode. The first turn fills the marts, and is not counted."""
+        sums = {mode: dict.fromkeys(KINDS, 0.0) for mode in MODES}
         for turn in range(turns + 1):
             self._admin.execute(self._change.format(turn=turn))
             time.sleep(_REREAD_SECONDS)
             for mode in MODES:
-                kinds = ("plain", "history") if turn % 2 else ("history", "plain")
+                first = turn % len(KINDS)
+                kinds = [*KINDS][first:] + [*KINDS][:first]
                 spent = {kind: self._spent(f"{mode}_{kind}") for kind in kinds}
                 assert len({self._read[f"{mode}_{kind}"] for kind in kinds}) == 1, self._read
                 if turn:
                     sums[mode] = {kind: sums[mode][kind] + spent[kind] for kind in kinds}
-                    print(f"{mode:<12} plain {spent['plain']:.3f} s, history {spent['history']:.3f} s of CPU")
-        return {mode: spent["history"] / spent["plain"] for mode, spent in sums.items()}
+                    shown = ", ".join(f"{kind} {spent[kind]:.3f} s" for kind in KINDS)
+                    print(f"{mode:<12} {shown} of CPU")
+        return {
+            mode + name: spent[kind] / spent["plain"] for mode, spent in sums.items() for kind, name in NAMES.items()
+        }
 
     def _run(self, name: str) -> None:
         row = pipelines.find(self._metastore, name)

@@ -54,6 +54,16 @@ class History(MartOption):
     )
     current: AddedColumn = Field("is_current", description="`boolean`: whether `valid_to` is NULL.")
     current_view: bool = Field(False, description="Keep a view `<mart>_current` of the current rows.")
+    unique_by: Literal["valid_from", "valid_to"] = Field(
+        "valid_from",
+        description=(
+            "The column that, with `target_key`, is unique in a new table. `valid_from`: as its primary key, and a"
+            " second index keeps current rows apart. `valid_to`: as its only unique constraint, so that a change makes"
+            " one index entry instead of three. Such a table has no primary key: no foreign key can refer to a"
+            " state, and in a publication that sends updates it needs REPLICA IDENTITY FULL, because without it the"
+            " server refuses the changes of a run."
+        ),
+    )
     exclusion: bool = Field(
         False,
         description=(

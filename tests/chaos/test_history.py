@@ -23,6 +23,8 @@ RUNS = 1_000 if LONG else 5
 ONE_KILL_IN = 20 if LONG else 5
 KILLS = RUNS // ONE_KILL_IN
 CHECKED_EVERY = 100
+# What the table is unique by, in turns: each seed tests both, one with full loads and one with incremental runs.
+LAYOUTS = ("valid_from", "valid_to")
 
 EVERYWHERE = ("run.planned", "batch.filled")
 POINTS = {
@@ -40,7 +42,7 @@ def test_as_of_each_run_the_mart_is_the_source_then(make_arena: MakeArena, seed:
     rng = random.Random(f"{seed}-{mode}")
     # Longer than a busy machine delays a runner: only killed runners lose their leases, and immediately.
     arena = make_arena(lease_seconds=20.0)
-    prepare(arena, rng, mode)
+    prepare(arena, rng, mode, unique_by=LAYOUTS[(seed + (mode == "incremental")) % 2])
     snapshots: list[tuple[str, int]] = []
     url = journal.admin_url(arena.settings)
     with journal.Writers(url, seed, deletes=mode == "full", late=True, pause_seconds=0.1) as writers:
@@ -65,10 +67,10 @@ def test_as_of_each_run_the_mart_is_the_source_then(make_arena: MakeArena, seed:
     say(f"{mode}, seed {seed}: {RUNS} runs, {killed} killed, {writers.late_commits} late, {found['states']} states")
 
 
-def prepare(arena: Arena, rng: random.Random, mode: str) -> None:
+def prepare(arena: Arena, rng: random.Random, mode: str, *, unique_by: str) -> None:
     arena.sql(journal.SOURCE)
     options = {
-        "history": {"exclusion": True},
+        "history": {"exclusion": True, "unique_by": unique_by},
         "route": rng.choice(("auto", "copy", "arrow")),
         "checkpoint_rows": rng.choice((15, 10**6)),
         "allow_shrink": True,

@@ -63,8 +63,9 @@ def test_a_scan_removes_exactly_what_left_the_source(workbench: Workbench) -> No
     assert workbench.run("items")["rows_written"] == 1
 
 
-def test_a_scan_closes_the_states_of_a_history(workbench: Workbench) -> None:
-    make(workbench, history={})
+@pytest.mark.parametrize("unique_by", ["valid_from", "valid_to"])
+def test_a_scan_closes_the_states_of_a_history(workbench: Workbench, unique_by: str) -> None:
+    make(workbench, history={"unique_by": unique_by})
     workbench.sql("DELETE FROM content.items WHERE id = 7")
     assert scan(workbench)["deleted"] == 1
     [state] = workbench.sql("SELECT valid_from < valid_to AS ended, is_current FROM analytics.items WHERE id = 7")
@@ -300,17 +301,36 @@ FLAGGED = "SELECT id, note, modified, note = 'gone' AS is_deleted FROM content.i
 LIVE = "SELECT id, note, modified FROM content.items WHERE note <> 'gone'"
 
 
-@pytest.mark.parametrize("history", [False, True])
+def test_rows_that_are_gone_do_not_count_when_a_trigger_leaves_others_out(workbench: Workbench) -> None:
+    workbench.source(ITEMS + "UPDATE content.items SET note = 'gone' WHERE id <= 3;")
+    workbench.sql(
+        """
+        CREATE TABLE analytics.items (id bigint PRIMARY KEY, note text, modified timestamptz);
+        ALTER TABLE analytics.items OWNER TO vitrina_app;
+        CREATE FUNCTION public.skip_tenth() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN IF NEW.id = 10 THEN RETURN NULL; END IF; RETURN NEW; END $$;
+        CREATE TRIGGER no_tenth BEFORE INSERT ON analytics.items FOR EACH ROW EXECUTE FUNCTION public.skip_tenth()
+        """
+    )
+    workbench.pipeline("items", FLAGGED, target_key=["id"], options={"delete_when": "is_deleted"})
+    done = workbench.run("items")
+    assert done["status"] == "FAILED"
+    assert "analytics.items took 996 of 997 rows of an INSERT: trigger no_tenth" in done["error_message"]
+
+
+@pytest.mark.parametrize("unique_by", [None, "valid_from", "valid_to"])
 @pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 @pytest.mark.parametrize("mode", ["full", "incremental"])
-def test_rows_that_say_they_are_gone_are_removed(workbench: Workbench, mode: str, route: str, history: bool) -> None:
+def test_rows_that_say_they_are_gone_are_removed(
+    workbench: Workbench, mode: str, route: str, unique_by: str | None
+) -> None:
     workbench.source(ITEMS + "UPDATE content.items SET note = 'gone' WHERE id <= 3;")
     cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
     options: dict[str, Any] = {"delete_when": "is_deleted", "route": route, "cursor_clock": "database"}
-    if history:
-        options["history"] = {}
+    if unique_by:
+        options["history"] = {"unique_by": unique_by}
     workbench.pipeline("items", FLAGGED, target_key=["id"], mode=mode, batch_size=100, options=options, **cursor)
-    current = "(SELECT * FROM analytics.items WHERE is_current) AS t" if history else "analytics.items"
+    current = "(SELECT * FROM analytics.items WHERE is_current) AS t" if unique_by else "analytics.items"
 
     def run() -> dict[str, Any]:
         done = workbench.run("items")

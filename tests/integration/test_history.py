@@ -23,8 +23,14 @@ INSERT INTO content.films (id, title) SELECT n, 'film ' || n FROM generate_serie
 QUERY = "SELECT id, title, modified FROM content.films"
 
 
-def make(bench: Workbench, mode: str, name: str = "films", **fields: Any) -> None:
+# What the table of a history is unique by, besides the key.
+LAYOUTS = pytest.mark.parametrize("unique_by", ["valid_from", "valid_to"])
+
+
+def make(bench: Workbench, mode: str, name: str = "films", *, unique_by: str = "valid_from", **fields: Any) -> None:
     options = {"history": {}, "allow_shrink": True, "cursor_clock": "database"} | fields.pop("options", {})
+    if options["history"] is not None:
+        options["history"] = {"unique_by": unique_by} | options["history"]
     cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
     bench.pipeline(name, QUERY, target_key=["id"], mode=mode, options=options, **cursor, **fields)
 
@@ -53,9 +59,12 @@ def source(bench: Workbench) -> dict[int, str]:
 
 @pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 @pytest.mark.parametrize("mode", ["full", "incremental"])
-def test_each_run_leaves_the_states_of_its_snapshot(workbench: Workbench, mode: str, route: str) -> None:
+@LAYOUTS
+def test_each_run_leaves_the_states_of_its_snapshot(
+    workbench: Workbench, mode: str, route: str, unique_by: str
+) -> None:
     workbench.source(FILMS)
-    make(workbench, mode, options={"route": route}, batch_size=3)
+    make(workbench, mode, unique_by=unique_by, options={"route": route}, batch_size=3)
     seen: list[tuple[str, dict[int, str]]] = []
     for title in ("", "second", "third"):
         if title:
@@ -72,9 +81,10 @@ def test_each_run_leaves_the_states_of_its_snapshot(workbench: Workbench, mode: 
     assert (states["all"], states["now"]) == (14, 12)
 
 
-def test_rows_that_left_are_closed_and_those_that_come_back_begin_again(workbench: Workbench) -> None:
+@LAYOUTS
+def test_rows_that_left_are_closed_and_those_that_come_back_begin_again(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, "full")
+    make(workbench, "full", unique_by=unique_by)
     run(workbench)
     workbench.sql("DELETE FROM content.films WHERE id IN (1, 2)")
     gone = run(workbench)
@@ -89,11 +99,14 @@ def test_rows_that_left_are_closed_and_those_that_come_back_begin_again(workbenc
     assert states[1]["valid_from"].isoformat() == back["metrics"]["snapshot_at"]
 
 
-def test_a_table_is_made_so_that_states_cannot_overlap(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_table_is_made_so_that_states_cannot_overlap(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, "full", options={"history": {"exclusion": True}})
+    make(workbench, "full", unique_by=unique_by, options={"history": {"exclusion": True}})
     run(workbench)
-    with pytest.raises(psycopg.errors.ExclusionViolation):
+    # Two current states: refused by the constraint that was created first.
+    first = {"valid_from": psycopg.errors.ExclusionViolation, "valid_to": psycopg.errors.UniqueViolation}
+    with pytest.raises(first[unique_by]):
         workbench.sql("INSERT INTO analytics.films (id, valid_from) VALUES (1, now())")
     with pytest.raises(psycopg.errors.ExclusionViolation):
         workbench.sql("INSERT INTO analytics.films (id, valid_from, valid_to) VALUES (1, now(), now() + interval '1d')")
@@ -110,10 +123,17 @@ def test_keys_that_need_an_extension_for_the_constraint_say_so(workbench: Workbe
     assert "btree_gist" in done["error_message"]
 
 
-def test_names_of_columns_and_the_view_of_current_rows(workbench: Workbench) -> None:
+@LAYOUTS
+def test_names_of_columns_and_the_view_of_current_rows(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    names = {"valid_from": "since", "valid_to": 'un"til', "current": "Now", "current_view": True}
-    make(workbench, "full", options={"history": names})
+    names = {
+        "valid_from": "since",
+        "valid_to": 'un"til',
+        "current": "Now",
+        "current_view": True,
+        "unique_by": unique_by,
+    }
+    make(workbench, "full", unique_by=unique_by, options={"history": names})
     run(workbench)
     touch(workbench, 3, "changed")
     run(workbench)
@@ -235,9 +255,10 @@ def test_names_that_no_column_can_have_are_refused_when_they_are_saved(options: 
         Definition.model_validate(whole | {"options": options})
 
 
-def test_a_snapshot_is_later_than_the_one_before_though_clocks_go_back(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_snapshot_is_later_than_the_one_before_though_clocks_go_back(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, "incremental")
+    make(workbench, "incremental", unique_by=unique_by)
     run(workbench)
     workbench.sql("UPDATE analytics.films SET valid_from = '2999-01-01 12:00:00Z'")
     workbench.sql(
@@ -248,9 +269,10 @@ def test_a_snapshot_is_later_than_the_one_before_though_clocks_go_back(workbench
     assert as_of(workbench, "2999-01-01 12:00:00.000001Z") == source(workbench)
 
 
-def test_a_mart_whose_states_are_of_the_future_is_named(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_mart_whose_states_are_of_the_future_is_named(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, "incremental")
+    make(workbench, "incremental", unique_by=unique_by)
     run(workbench)
     workbench.sql("UPDATE analytics.films SET valid_from = '2999-01-01 12:00:00Z' WHERE id = 3")
     touch(workbench, 3, "second")
@@ -263,14 +285,23 @@ def test_a_mart_whose_states_are_of_the_future_is_named(workbench: Workbench) ->
 
 
 @pytest.mark.parametrize("mode", ["full", "incremental"])
-def test_a_query_gives_one_row_per_key(workbench: Workbench, mode: str) -> None:
+@LAYOUTS
+def test_a_query_gives_one_row_per_key(workbench: Workbench, mode: str, unique_by: str) -> None:
     workbench.source(
         FILMS + "CREATE TABLE content.twice AS SELECT id, title, modified FROM content.films UNION ALL"
         " SELECT id, 'again', clock_timestamp() FROM content.films"
     )
     cursor = {"incremental_key": "modified"} if mode == "incremental" else {}
     query = "SELECT id, title, modified FROM content.twice"
-    workbench.pipeline("twice", query, target_key=["id"], mode=mode, options={"history": {}}, batch_size=3, **cursor)
+    workbench.pipeline(
+        "twice",
+        query,
+        target_key=["id"],
+        mode=mode,
+        options={"history": {"unique_by": unique_by}},
+        batch_size=3,
+        **cursor,
+    )
     done = workbench.run("twice")
     assert done["status"] == "FAILED"
     assert "occur more than once" in done["error_message"]
@@ -285,13 +316,18 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("repeat", REPEATED.values(), ids=[name.replace(" ", "-") for name in REPEATED])
-def test_two_rows_of_a_key_in_one_batch_are_refused(workbench: Workbench, repeat: str) -> None:
+@LAYOUTS
+def test_two_rows_of_a_key_in_one_batch_are_refused(workbench: Workbench, repeat: str, unique_by: str) -> None:
     workbench.source(
         "CREATE TABLE content.logged AS SELECT n::bigint AS id, 'film ' || n AS title, now() AS modified"
         " FROM generate_series(1, 10) n"
     )
     query = "SELECT id, title, modified FROM content.logged"
-    fields = {"mode": "incremental", "incremental_key": "modified", "options": {"history": {}, "stamps": ["modified"]}}
+    fields = {
+        "mode": "incremental",
+        "incremental_key": "modified",
+        "options": {"history": {"unique_by": unique_by}, "stamps": ["modified"]},
+    }
     workbench.pipeline("logged", query, target_key=["id"], **fields)
     run(workbench, "logged")
     before = workbench.sql("SELECT * FROM analytics.logged ORDER BY id, valid_from")
@@ -303,10 +339,11 @@ def test_two_rows_of_a_key_in_one_batch_are_refused(workbench: Workbench, repeat
     assert workbench.sql("SELECT * FROM analytics.logged ORDER BY id, valid_from") == before
 
 
-def test_reconcile_and_repair_look_at_current_rows(workbench: Workbench) -> None:
+@LAYOUTS
+def test_reconcile_and_repair_look_at_current_rows(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
     workbench.sql("UPDATE content.films SET modified = '2020-01-01'")
-    make(workbench, "incremental")
+    make(workbench, "incremental", unique_by=unique_by)
     run(workbench)
     touch(workbench, 3, "second")
     run(workbench)
@@ -443,11 +480,12 @@ def test_what_does_not_go_with_a_history_is_refused(fields: dict[str, Any], said
         Definition.model_validate(whole | {"target_key": ["id"]} | fields)
 
 
-def test_tables_of_another_form_are_refused(workbench: Workbench) -> None:
+@LAYOUTS
+def test_tables_of_another_form_are_refused(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
     workbench.sql("CREATE TABLE analytics.films (id bigint PRIMARY KEY, title text, modified timestamptz)")
     workbench.sql("ALTER TABLE analytics.films OWNER TO vitrina_app")
-    make(workbench, "full")
+    make(workbench, "full", unique_by=unique_by)
     assert "'valid_from' of type timestamp with time zone" in workbench.run("films")["error_message"]
     workbench.sql(
         "ALTER TABLE analytics.films ADD valid_from timestamptz NOT NULL, ADD valid_to timestamptz,"
@@ -455,11 +493,20 @@ def test_tables_of_another_form_are_refused(workbench: Workbench) -> None:
     )
     assert "not a history table" in workbench.run("films")["error_message"]
     # What the how-to says to do with a mart that is there.
-    workbench.sql(
-        "ALTER TABLE analytics.films DROP CONSTRAINT films_pkey, ADD PRIMARY KEY (id, valid_from);"
-        "CREATE UNIQUE INDEX ON analytics.films (id) WHERE valid_to IS NULL"
-    )
-    run(workbench)
+    workbench.sql("ALTER TABLE analytics.films DROP CONSTRAINT films_pkey")
+    if unique_by == "valid_from":
+        workbench.sql(
+            "ALTER TABLE analytics.films ADD PRIMARY KEY (id, valid_from);"
+            "CREATE UNIQUE INDEX ON analytics.films (id) WHERE valid_to IS NULL"
+        )
+    else:
+        # NULLs that are distinct would permit two current states.
+        workbench.sql("ALTER TABLE analytics.films ADD CONSTRAINT loose UNIQUE (id, valid_to)")
+        said = workbench.run("films")["error_message"]
+        assert "not a history table" in said
+        assert "UNIQUE NULLS NOT DISTINCT on the key and valid_to" in said
+        workbench.sql("ALTER TABLE analytics.films DROP CONSTRAINT loose, ADD UNIQUE NULLS NOT DISTINCT (id, valid_to)")
+    assert not [told for told in run(workbench)["metrics"]["plan"]["warnings"] if "unique_by" in told]
     touch(workbench, 3, "second")
     run(workbench)
     states = workbench.sql("SELECT is_current FROM analytics.films WHERE id = 3 ORDER BY valid_from")
@@ -484,9 +531,10 @@ def test_rows_of_steps_have_a_history(workbench: Workbench) -> None:
     assert as_of(workbench, second["metrics"]["snapshot_at"]) == source(workbench)
 
 
-def test_a_backfill_adds_the_states_of_now(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_backfill_adds_the_states_of_now(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, "incremental")
+    make(workbench, "incremental", unique_by=unique_by)
     run(workbench)
     workbench.sql("UPDATE content.films SET title = 'quiet' WHERE id = 4")
     done = workbench.run("films", since="2000-01-01", until="2100-01-01")
@@ -495,13 +543,19 @@ def test_a_backfill_adds_the_states_of_now(workbench: Workbench) -> None:
     assert run(workbench)["rows_written"] == 0
 
 
-def test_a_partitioned_mart_keeps_a_history(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_partitioned_mart_keeps_a_history(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
+    keys = {
+        "valid_from": "ALTER TABLE analytics.films ADD PRIMARY KEY (id, valid_from);"
+        "CREATE UNIQUE INDEX ON analytics.films (id) WHERE valid_to IS NULL",
+        "valid_to": "ALTER TABLE analytics.films ADD UNIQUE NULLS NOT DISTINCT (id, valid_to)",
+    }
     workbench.sql(
-        """
+        f"""
         CREATE TABLE analytics.films (id bigint, title text, modified timestamptz, valid_from timestamptz,
-            valid_to timestamptz, is_current boolean, PRIMARY KEY (id, valid_from)) PARTITION BY HASH (id);
-        CREATE UNIQUE INDEX ON analytics.films (id) WHERE valid_to IS NULL;
+            valid_to timestamptz, is_current boolean) PARTITION BY HASH (id);
+        {keys[unique_by]};
         CREATE TABLE analytics.films_0 PARTITION OF analytics.films FOR VALUES WITH (MODULUS 2, REMAINDER 0);
         CREATE TABLE analytics.films_1 PARTITION OF analytics.films FOR VALUES WITH (MODULUS 2, REMAINDER 1);
         ALTER TABLE analytics.films OWNER TO vitrina_app;
@@ -509,7 +563,7 @@ def test_a_partitioned_mart_keeps_a_history(workbench: Workbench) -> None:
         ALTER TABLE analytics.films_1 OWNER TO vitrina_app;
         """
     )
-    make(workbench, "full")
+    make(workbench, "full", unique_by=unique_by)
     run(workbench)
     workbench.sql("UPDATE content.films SET title = 'all'; DELETE FROM content.films WHERE id = 7")
     done = run(workbench)
@@ -517,9 +571,10 @@ def test_a_partitioned_mart_keeps_a_history(workbench: Workbench) -> None:
     assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
 
 
-def test_a_pass_that_was_interrupted_reads_one_snapshot_again(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_pass_that_was_interrupted_reads_one_snapshot_again(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, "incremental", batch_size=2)
+    make(workbench, "incremental", unique_by=unique_by, batch_size=2)
     run(workbench)
     assert workbench.settings.admin_url is not None
     with psycopg.connect(workbench.settings.admin_url.get_secret_value()) as late:
@@ -536,10 +591,11 @@ def test_a_pass_that_was_interrupted_reads_one_snapshot_again(workbench: Workben
     assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
 
 
-def test_values_of_another_unique_key_pass_from_row_to_row(workbench: Workbench) -> None:
+@LAYOUTS
+def test_values_of_another_unique_key_pass_from_row_to_row(workbench: Workbench, unique_by: str) -> None:
     """All states that are over are closed before one is added: a key may take over what another one gives up."""
     workbench.source(FILMS)
-    make(workbench, "incremental")
+    make(workbench, "incremental", unique_by=unique_by)
     run(workbench)
     workbench.sql("CREATE UNIQUE INDEX ON analytics.films (title) WHERE valid_to IS NULL")
     workbench.sql(
@@ -551,10 +607,11 @@ def test_values_of_another_unique_key_pass_from_row_to_row(workbench: Workbench)
     assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
 
 
-def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench) -> None:
+@LAYOUTS
+def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench, unique_by: str) -> None:
     workbench.source(FILMS)
     workbench.sql("INSERT INTO content.films SELECT n, 'Film', now() FROM generate_series(1000, 26000) n")
-    make(workbench, "full")
+    make(workbench, "full", unique_by=unique_by)
     run(workbench)
     found = workbench.sql(
         """
@@ -563,7 +620,8 @@ def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench) -> No
         WHERE i.indrelid = 'analytics.films'::regclass ORDER BY 1
         """
     )
-    assert found == [{"is_primary": key, "options": ["fillfactor=50"]} for key in (False, True)]
+    kinds = (False, True) if unique_by == "valid_from" else (False,)
+    assert found == [{"is_primary": key, "options": ["fillfactor=50"]} for key in kinds]
 
 
 def test_a_load_that_waited_while_the_mart_was_repaired_is_read_again(workbench: Workbench) -> None:

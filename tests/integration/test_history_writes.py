@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_history import FILMS, as_of, make, run, source, touch
+from tests.integration.test_history import FILMS, LAYOUTS, as_of, make, run, source, touch
 from tests.support.workbench import Workbench
 from vitrina.services.advice import next_step
 
@@ -26,9 +26,10 @@ def exchange(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_values_of_a_unique_index_pass_from_row_to_row(workbench: Workbench, mode: str) -> None:
+@LAYOUTS
+def test_values_of_a_unique_index_pass_from_row_to_row(workbench: Workbench, mode: str, unique_by: str) -> None:
     workbench.source(FILMS)
-    make(workbench, mode)
+    make(workbench, mode, unique_by=unique_by)
     run(workbench)
     workbench.sql("CREATE UNIQUE INDEX ON analytics.films (title) WHERE valid_to IS NULL")
     workbench.sql(
@@ -43,12 +44,13 @@ def test_values_of_a_unique_index_pass_from_row_to_row(workbench: Workbench, mod
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("exclusion", [False, True])
+@LAYOUTS
 def test_values_of_an_exclusion_constraint_pass_from_row_to_row(
-    workbench: Workbench, mode: str, exclusion: bool
+    workbench: Workbench, mode: str, exclusion: bool, unique_by: str
 ) -> None:
     """Of two constraints, the server only says that there are two, not which rows they keep apart."""
     workbench.source(FILMS)
-    make(workbench, mode, options={"history": {"exclusion": exclusion}})
+    make(workbench, mode, unique_by=unique_by, options={"history": {"exclusion": exclusion}})
     run(workbench)
     for drop in workbench.sql(
         "SELECT conname AS name FROM pg_constraint WHERE conrelid = 'analytics.films'::regclass AND contype = 'x'"
@@ -134,9 +136,12 @@ def test_a_unique_index_instead_of_the_exclusion_constraint_is_not_taken_for_it(
     assert run(workbench)["rows_written"] == 3
 
 
-def test_a_key_that_is_in_a_child_table_too_is_closed_there_and_added_once(workbench: Workbench) -> None:
+@LAYOUTS
+def test_a_key_that_is_in_a_child_table_too_is_closed_there_and_added_once(
+    workbench: Workbench, unique_by: str
+) -> None:
     workbench.source(FILMS)
-    make(workbench, "incremental")
+    make(workbench, "incremental", unique_by=unique_by)
     run(workbench)
     workbench.sql("CREATE TABLE analytics.older_films () INHERITS (analytics.films)")
     workbench.sql("ALTER TABLE analytics.older_films OWNER TO vitrina_app")
@@ -155,12 +160,13 @@ CREATE TRIGGER no_second BEFORE INSERT ON analytics.films FOR EACH ROW EXECUTE F
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("others", "said"), [(0, "took 0 of 1 rows"), (3, "took 3 of 4 rows")])
+@LAYOUTS
 def test_a_trigger_that_leaves_a_state_out_is_named_with_the_states_that_were_added(
-    workbench: Workbench, mode: str, others: int, said: str
+    workbench: Workbench, mode: str, others: int, said: str, unique_by: str
 ) -> None:
     """A changed row closes a state and adds one; `others`: a new row and two changed ones."""
     workbench.source(FILMS)
-    make(workbench, mode)
+    make(workbench, mode, unique_by=unique_by)
     run(workbench)
     workbench.sql(SKIP_CHANGED)
     touch(workbench, 3, "second")
@@ -181,11 +187,12 @@ FROM generate_series(1, 10) n;
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_state_that_would_be_valid_at_no_time_is_refused(workbench: Workbench, checked: bool) -> None:
+@LAYOUTS
+def test_a_state_that_would_be_valid_at_no_time_is_refused(workbench: Workbench, checked: bool, unique_by: str) -> None:
     """A row and its removal in one snapshot are two rows of a key."""
     workbench.source(LOGGED)
     fields: dict[str, Any] = {"mode": "incremental", "incremental_key": "modified", "target_key": ["id"]}
-    options = {"history": {}, "delete_when": "gone", "cursor_clock": "database"}
+    options = {"history": {"unique_by": unique_by}, "delete_when": "gone", "cursor_clock": "database"}
     query = "SELECT id, title, modified, gone FROM content.logged"
     workbench.pipeline("films", query, options=options, batch_size=1, **fields)
     run(workbench)
@@ -231,15 +238,22 @@ def test_an_exclusion_constraint_takes_every_key(workbench: Workbench, kind: str
     assert len(workbench.sql("SELECT title FROM analytics.edges")) == 2
 
 
-@pytest.mark.parametrize("rewrite", ["VACUUM FULL analytics.films", "CLUSTER analytics.films USING films_pkey"])
-def test_a_state_like_an_earlier_one_is_not_mistaken_for_it(workbench: Workbench, rewrite: str) -> None:
+@pytest.mark.parametrize(
+    ("unique_by", "rewrite"),
+    [
+        ("valid_from", "VACUUM FULL analytics.films"),
+        ("valid_from", "CLUSTER analytics.films USING films_pkey"),
+        ("valid_to", "CLUSTER analytics.films USING films_id_valid_to_key"),
+    ],
+)
+def test_a_state_like_an_earlier_one_is_not_mistaken_for_it(workbench: Workbench, unique_by: str, rewrite: str) -> None:
     """A mart that was only rewritten is recognised by its latest states, which earlier ones may equal."""
     workbench.source(
         "CREATE TABLE content.films AS SELECT n::bigint AS id, 'film ' || n AS title, n AS stand"
         " FROM generate_series(1, 10) n"
     )
     query = "SELECT id, title, stand FROM content.films"
-    options: dict[str, Any] = {"history": {}}
+    options: dict[str, Any] = {"history": {"unique_by": unique_by}}
     fields: dict[str, Any] = {"mode": "incremental", "incremental_key": "stand", "target_key": ["id"]}
     workbench.pipeline("films", query, options=options, **fields)
     for title in ("film 10", "second", "film 10"):

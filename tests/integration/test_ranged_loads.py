@@ -953,9 +953,10 @@ def test_auto_is_one_worker_for_each_processor(bench: Workbench, monkeypatch: py
 # --- a mart that keeps its history ------------------------------------------------------------------------------------
 
 
-def test_a_history_is_loaded_in_ranges_too(bench: Workbench) -> None:
+@pytest.mark.parametrize("unique_by", ["valid_from", "valid_to"])
+def test_a_history_is_loaded_in_ranges_too(bench: Workbench, unique_by: str) -> None:
     """Each state of a row is what it was at the moment of one snapshot, whichever worker read it."""
-    options = CUT | {"route": "copy", "history": {}}
+    options = CUT | {"route": "copy", "history": {"unique_by": unique_by}}
     bench.pipeline("films", QUERY, target_key=["id"], options=options)
     first = bench.run("films")
     bench.sql("UPDATE content.films SET title = title || '!' WHERE id % 10 = 0; DELETE FROM content.films WHERE id = 1")

@@ -29,10 +29,10 @@ def run(bench: Workbench, **fields: Any) -> dict[str, Any]:
     return done
 
 
-@pytest.mark.parametrize("history", [False, True])
-def test_a_new_table_is_made_as_it_was_asked_for(workbench: Workbench, history: bool) -> None:
+@pytest.mark.parametrize("unique_by", [None, "valid_from", "valid_to"])
+def test_a_new_table_is_made_as_it_was_asked_for(workbench: Workbench, unique_by: str | None) -> None:
     workbench.source(ITEMS)
-    options: dict[str, Any] = {"table": TABLE, **({"history": {}} if history else {})}
+    options: dict[str, Any] = {"table": TABLE, **({"history": {"unique_by": unique_by}} if unique_by else {})}
     done = run(workbench, options=options)
     assert done["metrics"]["plan"]["warnings"] == []
     found = workbench.sql(
@@ -219,10 +219,10 @@ def names(bench: Workbench) -> list[str]:
     return [row["name"] for row in bench.sql(PARTITIONS)]
 
 
-@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("unique_by", [None, "valid_from", "valid_to"])
 @pytest.mark.parametrize("mode", ["full", "incremental"])
-def test_partitions_of_months_are_made_as_rows_come(workbench: Workbench, mode: str, history: bool) -> None:
-    sell(workbench, {"history": {}} if history else {}, mode=mode)
+def test_partitions_of_months_are_made_as_rows_come(workbench: Workbench, mode: str, unique_by: str | None) -> None:
+    sell(workbench, {"history": {"unique_by": unique_by}} if unique_by else {}, mode=mode)
     succeed(workbench)
     assert names(workbench) == ["sales_2026_01", "sales_2026_02", "sales_2026_03"]
     assert workbench.sql("SELECT count(*) AS rows FROM analytics.sales_2026_02") == [{"rows": 28}]

@@ -30,8 +30,9 @@ def as_of(marts: Marts, moment: object) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("read", [{}, {"tasks": BY_STEPS}], ids=["unopened", "steps"])
-def test_every_state_that_a_snapshot_saw_is_kept(marts: Marts, read: dict[str, Any]) -> None:
-    marts.live("accounts", ACCOUNTS, options={"history": {"exclusion": True}}, **read)
+@pytest.mark.parametrize("unique_by", ["valid_from", "valid_to"])
+def test_every_state_that_a_snapshot_saw_is_kept(marts: Marts, read: dict[str, Any], unique_by: str) -> None:
+    marts.live("accounts", ACCOUNTS, options={"history": {"exclusion": True, "unique_by": unique_by}}, **read)
     marts.start_runner()
     marts.await_following("accounts")
     runs, seen = marts.count_runs("accounts"), []
@@ -53,9 +54,12 @@ def test_every_state_that_a_snapshot_saw_is_kept(marts: Marts, read: dict[str, A
     assert marts.reconcile("accounts")["differences"] == 0
 
 
-@pytest.mark.parametrize("point", ["batch.filled", "batch.fenced", "batch.committed"])
-def test_a_killed_batch_adds_each_state_once(marts: Marts, point: str) -> None:
-    marts.live("accounts", ACCOUNTS, options={"history": {"exclusion": True}})
+@pytest.mark.parametrize(
+    ("point", "unique_by"),
+    [("batch.filled", "valid_from"), ("batch.fenced", "valid_to"), ("batch.committed", "valid_to")],
+)
+def test_a_killed_batch_adds_each_state_once(marts: Marts, point: str, unique_by: str) -> None:
+    marts.live("accounts", ACCOUNTS, options={"history": {"exclusion": True, "unique_by": unique_by}})
     marts.start_runner()
     marts.await_following("accounts")
     marts.plan(f"{point}:kill:1")

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from vitrina.definition import Options
+from vitrina.mart_options import History
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,12 @@ def test_no_number_of_a_definition_is_beyond_what_programs_count_with(option: st
         return  # EXPLAIN has such costs
     with pytest.raises(ValidationError, match=option):
         Options.model_validate({option: value})
+
+
+def test_a_history_is_unique_by_the_beginning_or_by_the_end_of_a_state() -> None:
+    assert Options.model_validate({"history": {}}).history == History(unique_by="valid_from")
+    assert Options.model_validate({"history": {"unique_by": "valid_to"}}).history == History(unique_by="valid_to")
+    # The name of the option's field, whatever the column is called.
+    assert Options.model_validate({"history": {"unique_by": "valid_to", "valid_to": "until"}}).history is not None
+    with pytest.raises(ValidationError, match="unique_by"):
+        Options.model_validate({"history": {"unique_by": "until", "valid_to": "until"}})

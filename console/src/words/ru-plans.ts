@@ -98,6 +98,7 @@ const sentences: Record<string, string> = {
   "warning.engine_unasked":
     "версии {engine} с версиями раннера не сверены: {because}. Исправьте это и запросите план снова или задайте options.engine = local",
   "warning.foreign_table": "{table} — внешняя таблица, и какие транзакции открыты на её сервере, отсюда не видно",
+  "warning.history_unique_by": "{target} не уникальна по {wanted}, как просит options.history.unique_by: запуски пишут так, как позволяют её индексы; преобразуйте её (команды — в руководстве об истории) или задайте в опции {found}",
   "warning.materialized_view": "{table} — материализованное представление: его строки появляются при обновлении, с более ранними отметками",
   "warning.no_index": "в {table} нет индекса, который начинается с {order}, поэтому каждый проход читает всю таблицу: CREATE INDEX CONCURRENTLY ON {table} ({columns})",
   "warning.no_sequence": "{column} берётся не из последовательности, поэтому меньшее значение может быть записано после большего",

@@ -43,7 +43,7 @@ const sentences: Record<string, string> = {
   "run.history_column_given":
     "в результате есть столбец «{column}», который нужен самой options.history в {target}: дайте ему другое имя через AS или назовите другой столбец в options.history",
   "run.history_keys":
-    "{target} — не таблица истории: нужны первичный ключ из ключа и {valid_from} и уникальный индекс ключа WHERE {valid_to} IS NULL; добавьте их или дайте запуску создать таблицу",
+    "{target} — не таблица истории: нужны первичный ключ из ключа и {valid_from} и уникальный индекс ключа WHERE {valid_to} IS NULL или же UNIQUE NULLS NOT DISTINCT из ключа и {valid_to}; добавьте одно из двух или дайте запуску создать таблицу",
   "run.history_needs_gist":
     "options.history.exclusion для {target}: столбец ключа «{column}» имеет тип {type}, для него нужно расширение btree_gist; выполните CREATE EXTENSION btree_gist в базе витрины или уберите опцию",
   "run.history_value_repeated":

@@ -171,6 +171,10 @@ SENTENCES = {
     "warning.foreign_table": (
         "{table} is a foreign table, and open transactions on its server are not visible from here"
     ),
+    "warning.history_unique_by": (
+        "{target} is not unique by {wanted}, as options.history.unique_by requests: runs write it as its indexes allow;"
+        " convert it (the guide to histories has the statements), or set the option to {found}"
+    ),
     "warning.materialized_view": (
         "{table} is a materialized view, whose rows appear when it is refreshed, with timestamps from before the"
         " refresh"

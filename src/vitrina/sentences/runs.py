@@ -86,8 +86,9 @@ SENTENCES = {
         " another name in options.history"
     ),
     "run.history_keys": (
-        "{target} is not a history table: it needs a primary key on the key and {valid_from}, and a unique index on the"
-        " key WHERE {valid_to} IS NULL; add them, or let a run create the table"
+        "{target} is not a history table: it needs a primary key on the key and {valid_from} with a unique index on the"
+        " key WHERE {valid_to} IS NULL, or UNIQUE NULLS NOT DISTINCT on the key and {valid_to}; add either, or let a"
+        " run create the table"
     ),
     "run.history_needs_gist": (
         "options.history.exclusion of {target}: the key column {column!r} has type {type}, which needs the extension"

@@ -60,6 +60,8 @@ class Table:
     has_children: bool = False
     # Whether its unique indexes refuse a repeated key at once, and by the equality of the columns.
     refuses_repeats: bool = True
+    # Those of its unique keys in which NULL equals NULL (NULLS NOT DISTINCT).
+    keys_with_nulls: tuple[tuple[str, ...], ...] = ()
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -97,6 +99,7 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         columns=tuple(TableColumn(**column, equal=own.get(column["base_type"], "=")) for column in columns),
         primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
+        keys_with_nulls=tuple(tuple(key["columns"]) for key in keys if key["with_nulls"]),
         loosely_equal=frozenset(found.pop("loosely_equal")),
         cascading=tuple(found.pop("cascading")),
         **found,
@@ -139,7 +142,8 @@ _FIND_TABLE = Statement(
                       OR p.typtype <> 'p' AND p.oid <> t.oid AND t.typtype <> 'd'
                          AND t.typnamespace <> 'pg_catalog'::pg_catalog.regnamespace)) AS refuses_repeats,
            -- Unique keys on plain columns, without a predicate; a row can be found by each of them.
-           (SELECT coalesce(json_agg(json_build_object('primary', i.indisprimary, 'columns', (
+           (SELECT coalesce(json_agg(json_build_object('primary', i.indisprimary,
+                                                       'with_nulls', i.indnullsnotdistinct, 'columns', (
                        SELECT json_agg(a.attname ORDER BY k.position)
                        FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
                        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum))

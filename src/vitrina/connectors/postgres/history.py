@@ -5,7 +5,7 @@ times of snapshots only increase, so states of one key never overlap, however la
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -35,6 +35,9 @@ _CLOCK = "timestamp with time zone"
 # Fill factor of the indexes of a new mart. Each change adds entries next to those of its key, so every page grows, is
 # cleaned up and is split in the end. Splitting in advance, when the index is built in bulk, is cheaper.
 _FILLFACTOR = 50
+# Fill factor of a new table whose rows are updated in place. Without free space, the first change to a page moves its
+# rows to other pages, with an index entry for each.
+_HEAP_FILLFACTOR = 90
 # Returned with the position of a current row: its partition, and since when it is current.
 _PART, _BEGAN = f"{merge.POSITION}_part", f"{merge.POSITION}_began"
 # Range types of these are ordered, so an exclusion constraint can use them without an extension. Integers become
@@ -57,7 +60,10 @@ def create_table(
     *,
     partitioning: Composable,
 ) -> None:
-    """Create the mart with its validity: one state of a key at any time, and one that is current."""
+    """Create the mart with its validity: one state of a key at any time, and one that is current.
+
+    A unique constraint by `valid_to` ensures both, because NULLs are not distinct in it.
+    """
     _refuse_given(target, result, history)
     since, until, current = map(Identifier, history.columns)
     columns = [
@@ -67,11 +73,17 @@ def create_table(
         for column in result
     ]
     keys = _comma(map(Identifier, key))
+    by_end = history.unique_by == "valid_to"
     constraints = [
         SQL("{} timestamptz NOT NULL").format(since),
         SQL("{} timestamptz").format(until),
-        SQL("{} boolean GENERATED ALWAYS AS ({} IS NULL) {}").format(current, until, _generation(connection)),
-        SQL("PRIMARY KEY ({}, {}) WITH (fillfactor = {})").format(keys, since, Literal(_FILLFACTOR)),
+        SQL("{} boolean GENERATED ALWAYS AS ({} IS NULL) {}").format(current, until, _generation(connection, by_end)),
+        SQL("{} ({}, {}) WITH (fillfactor = {})").format(
+            SQL("UNIQUE NULLS NOT DISTINCT" if by_end else "PRIMARY KEY"),
+            keys,
+            until if by_end else since,
+            Literal(_FILLFACTOR),
+        ),
         SQL("CHECK ({} < {})").format(since, until),
     ]
     if history.exclusion:
@@ -79,7 +91,12 @@ def create_table(
     table = Identifier(target.schema, target.table)
     with connection.transaction():
         parts = _comma([*columns, *constraints])
-        connection.execute(SQL("CREATE TABLE {} ({}){}").format(table, parts, partitioning))
+        # The server accepts no storage parameters for a partitioned table, and its rows are not updated in place.
+        room = SQL(" WITH (fillfactor = {})").format(Literal(_HEAP_FILLFACTOR))
+        storage = room if by_end and not partitioning.as_string(connection) else SQL("")
+        connection.execute(SQL("CREATE TABLE {} ({}){}{}").format(table, parts, partitioning, storage))
+        if by_end:
+            return
         connection.execute(
             SQL("CREATE UNIQUE INDEX ON {} ({}) WITH (fillfactor = {}) WHERE {} IS NULL").format(
                 table, keys, Literal(_FILLFACTOR), until
@@ -87,9 +104,13 @@ def create_table(
         )
 
 
-def _generation(connection: Connection) -> SQL:
-    """Compute the flag on read if the server supports it: queries by it then use the index of current states."""
-    return SQL("VIRTUAL" if connection.info.server_version >= 18_00_00 else "STORED")
+def _generation(connection: Connection, by_end: bool) -> SQL:
+    """Compute the flag on read if the server supports it: queries by it then use the index of current states.
+
+    Without that index, store it. A publication cannot send a virtual column, and a table without a primary key has
+    all its columns as its replica identity.
+    """
+    return SQL("VIRTUAL" if connection.info.server_version >= 18_00_00 and not by_end else "STORED")
 
 
 def _exclusion(
@@ -124,18 +145,51 @@ def without_validity(connection: Connection, table: Table, result: Sequence[Colu
         column = table.column(name)
         if column is None or column.type != kind:
             raise TargetMismatch(say("run.no_history", target=target, column=name, type=kind))
-    keys = [tuple(name for name in key if name != history.valid_from) for key in table.unique_keys]
-    keys = [key for key, whole in zip(keys, table.unique_keys, strict=True) if len(key) < len(whole)]
-    if not keys or not _has_current_key(connection, table, keys, history):
+    by_start, by_end = _without(history.valid_from, table.unique_keys), _keys_by_end(table, history)
+    if not by_end and not (by_start and _has_current_key(connection, table, by_start, history)):
         raise TargetMismatch(
             say("run.history_keys", target=target, valid_from=history.valid_from, valid_to=history.valid_to)
         )
     return replace(
         table,
         columns=tuple(column for column in table.columns if column.name not in wanted),
-        primary_key=tuple(name for name in table.primary_key if name != history.valid_from),
-        unique_keys=tuple(keys),
+        primary_key=main_key(table, history),
+        unique_keys=(*by_start, *by_end),
     )
+
+
+def main_key(table: Table, history: History) -> tuple[str, ...]:
+    """Return the key of a row in the source: that of the primary key, or of the only constraint in its place."""
+    if history.valid_from in table.primary_key:
+        return tuple(name for name in table.primary_key if name != history.valid_from)
+    by_end = _keys_by_end(table, history)
+    return by_end[0] if len(by_end) == 1 else ()
+
+
+def _without(name: str, keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the keys that contain the column, without it."""
+    return [tuple(column for column in key if column != name) for key in keys if name in key]
+
+
+def _keys_by_end(table: Table, history: History) -> list[tuple[str, ...]]:
+    """Return the keys of which no two states end at the same time, or both not at all."""
+    keys = _without(history.valid_to, table.keys_with_nulls)
+    return [key for key in keys if key and history.valid_from not in key]
+
+
+def drift(table: Table, key: Sequence[str], history: History) -> Iterator[str]:
+    """Yield a warning if an existing table is not unique by the column that the option names."""
+    found = {
+        name
+        for name, columns in (
+            ("valid_from", _without(history.valid_from, table.unique_keys)),
+            ("valid_to", _keys_by_end(table, history)),
+        )
+        if set(key) in map(set, columns)
+    }
+    if history.unique_by not in found:
+        target = PostgresTarget(table.schema, table.name)
+        yield say("warning.history_unique_by", target=target, wanted=history.unique_by, found=", ".join(sorted(found)))
 
 
 def _refuse_given(target: PostgresTarget, result: Sequence[Column], history: History) -> None:
@@ -266,21 +320,36 @@ class Versioned:
     counts: Counts
     # What it intended to do. Triggers and concurrent sessions may have reduced it.
     planned: Counts
-    # Keys whose current state is not older than the snapshot.
-    ahead: int
+    # A key whose current state is not older than the snapshot.
+    ahead: str | None
     places: tuple[str, ...]
 
 
 def may_renew(connection: Connection, table: Table, history: History) -> bool:
     """Return whether a row may be closed and followed by its next state before the next row is processed.
 
-    If rows have further unique constraints than a history needs, a row may take over a value of one that is closed
-    later. The server must also refuse a repeated key at once, and a key must not be in a child table too.
+    A history needs two unique indexes, or one by `valid_to`. If there are more, a row may take over a value of one that
+    is closed later. The server must also refuse a repeated key at once, and a key must not be in a child table too.
     """
     merges = connection.info.server_version >= merge.COUNTS_MERGED_ROWS
     unique = table.ways_to_differ - table.exclusions
-    is_plain = unique == 2 and table.exclusions <= (1 if history.exclusion else 0)
+    needed = 1 if _keys_by_end(table, history) else 2
+    is_plain = unique == needed and table.exclusions <= (1 if history.exclusion else 0)
     return merges and is_plain and table.takes_every_row and table.refuses_repeats and not table.has_children
+
+
+def _may_update_in_place(connection: Connection, merging: Merge, history: History) -> bool:
+    """Return whether the next state of a key may be written over the current one, which is kept in a new row.
+
+    In a table that is unique by `valid_to`, and may be renewed, no index has a column that changes. Columns of the
+    mart's own must not receive their DEFAULT in the closed state, and every state must have a beginning.
+    """
+    table = merging.target
+    returns_old = connection.info.server_version >= RETURNS_OLD_ROWS
+    began = table.column(history.valid_from)
+    has_begun = began is not None and began.not_null
+    is_whole = {column.name for column in table.columns} == {*merging.columns, *history.columns}
+    return returns_old and has_begun and is_whole and bool(_keys_by_end(table, history))
 
 
 def renew(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
@@ -288,14 +357,17 @@ def renew(connection: Connection, merging: Merge, history: History, at: datetime
 
     The caller takes the savepoint back if the server refuses a row.
     """
-    row = database.last_row(connection.execute(_BY_INDEX.format(Identifier(RENEWAL), _renewal(merging, history, at))))
-    counts = Counts(inserted=row["written"] - row["closed"] - row["ahead"], updated=row["renewed"])
+    written = (_in_place if _may_update_in_place(connection, merging, history) else _renewal)(merging, history, at)
+    row = database.last_row(connection.execute(_BY_INDEX.format(Identifier(RENEWAL), written)))
+    counts = Counts(inserted=row["written"] - row["closed"], updated=row["renewed"])
     return Versioned(counts, replace(counts, updated=row["closed"]), row["ahead"], tuple(row["places"]))
 
 
 # Begins with a savepoint, because the caller names a key that two rows repeat. Rows are looked up by the index of
 # current states. Without statistics, the planner assumes that almost all states are closed and would read the mart.
 RENEWAL = "vitrina_renewal"
+# MERGE .. RETURNING old.* came with PostgreSQL 18.
+RETURNS_OLD_ROWS = 18_00_00
 # What the server says to a repeated key, and to values of a constraint that rows exchange.
 REFUSED = (psycopg.errors.CardinalityViolation, psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)
 _BY_INDEX = SQL(
@@ -322,13 +394,13 @@ def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
             WHEN MATCHED AND {differs} THEN UPDATE SET {until} = CASE WHEN t.{since} < {at} THEN {at} END{ended}
             WHEN NOT MATCHED THEN INSERT ({columns}, {since}{flag}){overriding} VALUES ({values}, {at}{flagged})
             RETURNING t.{until} AS {closed}, t.ctid AS {place}, {values},
-                      CASE WHEN t.{until} IS NULL AND merge_action() = 'UPDATE' THEN true END AS {ahead}
+                      CASE WHEN t.{until} IS NULL AND merge_action() = 'UPDATE' THEN {named} END AS {ahead}
         ), renewed AS (
             INSERT INTO {target} ({columns}, {since}{flag}){overriding}
             SELECT {columns}, {at}{flagged} FROM done WHERE {closed} IS NOT NULL
             RETURNING ctid AS place
         )
-        SELECT count(*) AS written, count({closed}) AS closed, count({ahead}) AS ahead,
+        SELECT count(*) AS written, count({closed}) AS closed, min({ahead}) AS ahead,
                (SELECT count(*) FROM renewed) AS renewed,
                ARRAY(SELECT w.place::text FROM (
                          SELECT place FROM renewed UNION ALL SELECT {place} FROM done WHERE {closed} IS NULL
@@ -351,7 +423,57 @@ def _renewal(merging: Merge, history: History, at: datetime) -> Composed:
         flagged=_flag(merging.target, history, ", true"),
         overriding=merge.overriding(merging.target, merging.columns),
         few=Literal(mart_identity.WITNESSES),
+        named=_named("s", merging.key),
         **{name: Identifier(f"{merge.POSITION}_{name}") for name in ("closed", "ahead", "place")},
+    )
+
+
+def _in_place(merging: Merge, history: History, at: datetime) -> Composed:
+    """Build a MERGE that writes the next state over the current one, and an INSERT of the states it has ended.
+
+    The row is updated without a new index entry (HOT) if its page has room: its key and the end of its validity stay.
+    A state that is not older than the snapshot is returned, and not changed.
+    """
+    return SQL(
+        """
+        WITH done AS (
+            MERGE INTO {target} AS t USING (SELECT * FROM {staged} AS s ORDER BY {keys}) AS s
+            ON {on} AND t.{until} IS NULL
+            WHEN MATCHED AND t.{since} < {at} AND {differs} THEN UPDATE SET {assignments}{since} = {at}
+            WHEN MATCHED AND t.{since} >= {at} AND {differs} THEN UPDATE SET {until} = NULL
+            WHEN NOT MATCHED THEN INSERT ({columns}, {since}{flag}){overriding} VALUES ({values}, {at}{flagged})
+            RETURNING {former}, old.{since} AS {began}, new.ctid AS {place},
+                      CASE WHEN old.{since} >= {at} THEN {named} END AS {ahead}
+        ), closed AS (
+            INSERT INTO {target} ({columns}, {since}, {until}{flag}){overriding}
+            SELECT {columns}, {began}, {at}{ended} FROM done WHERE {began} < {at}
+            RETURNING 1
+        )
+        SELECT count(*) AS written, count(*) FILTER (WHERE {began} < {at}) AS closed,
+               min({ahead}) AS ahead, (SELECT count(*) FROM closed) AS renewed,
+               ARRAY(SELECT {place}::text FROM done LIMIT {few}) AS places
+        FROM done
+        """
+    ).format(
+        target=merging.target.identifier,
+        staged=merging.staged,
+        keys=_comma(SQL("s.{}").format(Identifier(name)) for name in merging.key),
+        on=merge.same_key(merging),
+        differs=merge.differs(merging),
+        assignments=SQL("").join(SQL("{0} = s.{0}, ").format(Identifier(name)) for name in merging.written),
+        columns=_comma(map(Identifier, merging.columns)),
+        values=_comma(SQL("s.{}").format(Identifier(name)) for name in merging.columns),
+        former=_comma(SQL("old.{0} AS {0}").format(Identifier(name)) for name in merging.columns),
+        since=Identifier(history.valid_from),
+        until=Identifier(history.valid_to),
+        at=_moment(at),
+        flag=_flag(merging.target, history, ", {}"),
+        flagged=_flag(merging.target, history, ", true"),
+        ended=_flag(merging.target, history, ", false"),
+        overriding=merge.overriding(merging.target, merging.columns),
+        few=Literal(mart_identity.WITNESSES),
+        named=_named("s", merging.key),
+        **{name: Identifier(f"{merge.POSITION}_{name}") for name in ("began", "place", "ahead")},
     )
 
 
@@ -379,9 +501,9 @@ def _close_changed(merging: Merge, history: History, at: datetime) -> Composed:
             WHERE t.ctid IS NOT NULL AND {differs}
         ), closed AS (
             UPDATE {target} AS m SET {until} = CASE WHEN m.{since} < {at} THEN {at} END{ended} FROM changed AS c
-            WHERE m.ctid = c.place{same_part} RETURNING m.{until} AS until
+            WHERE m.ctid = c.place{same_part} RETURNING CASE WHEN m.{until} IS NULL THEN {named} END AS ahead
         )
-        SELECT (SELECT count(*) FROM changed) AS changed, count(*) AS closed, count(*) - count(until) AS ahead
+        SELECT (SELECT count(*) FROM changed) AS changed, count(*) AS closed, min(ahead) AS ahead
         FROM closed
         """
     ).format(
@@ -394,6 +516,7 @@ def _close_changed(merging: Merge, history: History, at: datetime) -> Composed:
         at=_moment(at),
         ended=_flag(merging.target, history, ", {} = false"),
         same_part=SQL("" if merging.finds_by_position else " AND m.tableoid = c.part"),
+        named=_named("m", merging.key),
     )
 
 
@@ -464,7 +587,7 @@ def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool)
         )
         SELECT c.*, k.*, m.* FROM
             (SELECT count(*) FILTER (WHERE "_op" = 'I') AS new, count(*) FILTER (WHERE "_op" = 'U') AS changed,
-                    count(*) FILTER (WHERE "_op" = 'D') AS gone, count(*) FILTER (WHERE {began} >= {at}) AS ahead
+                    count(*) FILTER (WHERE "_op" = 'D') AS gone, min({named}) FILTER (WHERE {began} >= {at}) AS ahead
              FROM changed) AS c,
             (SELECT count(*) AS closed, count(*) FILTER (WHERE "_op" = 'U') AS renewed FROM closed) AS k,
             (SELECT count(*) AS made, ARRAY[min(place), max(place)]::text[] AS places FROM made) AS m
@@ -490,6 +613,7 @@ def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool)
         flag=_flag(table, history, ", {}"),
         flagged=_flag(table, history, ", true"),
         overriding=merge.overriding(table, merging.columns),
+        named=_named("changed", merging.key),
     )
 
 
@@ -508,21 +632,6 @@ def _current_of_staged(merging: Merge, history: History) -> Composed:
         "LEFT JOIN LATERAL"
         " (SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE {} AND t.{} IS NULL OFFSET 0) AS t ON true"
     ).format(merging.target.identifier, same, Identifier(history.valid_to))
-
-
-def find_repeated(connection: Connection, merging: Merge, history: History, at: datetime) -> str:
-    """Return a key of the staged rows whose current state belongs to this snapshot."""
-    row = connection.execute(
-        SQL("SELECT concat_ws(', ', {}) AS example FROM {} AS s JOIN {} AS t ON {} WHERE t.{} = {} LIMIT 1").format(
-            _comma(SQL("s.{}::text").format(Identifier(name)) for name in merging.key),
-            merging.staged,
-            current_rows(merging.target, history),
-            merge.same_key(merging),
-            Identifier(history.valid_from),
-            _moment(at),
-        )
-    ).fetchone()
-    return str(row["example"]) if row else ""
 
 
 def fill(connection: Connection, merging: Merge, history: History, at: datetime, *, in_order: bool) -> int:
@@ -566,7 +675,7 @@ def close(
                 WITH closed AS (
                     UPDATE {target} AS q SET {until} = CASE WHEN q.{since} < {at} THEN {at} END{ended}
                     WHERE q.{until} IS NULL AND {condition}
-                    RETURNING q.{until} AS until, concat_ws(', ', {key}) AS example
+                    RETURNING q.{until} AS until, {named} AS example
                 )
                 SELECT count(*) AS rows, min(example) FILTER (WHERE until IS NULL) AS ahead FROM closed
                 """
@@ -577,7 +686,7 @@ def close(
                 at=_moment(at),
                 ended=_flag(table, history, ", {} = false"),
                 condition=condition,
-                key=_comma(SQL("q.{}::text").format(Identifier(name)) for name in key),
+                named=_named("q", key),
             )
         )
     )
@@ -590,6 +699,12 @@ def _flag(table: Table, history: History, written: str) -> Composable:
     if column and column.generated:
         return SQL("")
     return SQL(written).format(Identifier(history.current)) if "{" in written else SQL(written)
+
+
+def _named(alias: str, key: Iterable[str]) -> Composed:
+    """Write the key of a row for a message."""
+    parts = _comma(SQL("{}.{}::text").format(SQL(alias), Identifier(name)) for name in key)
+    return SQL("concat_ws(', ', {})").format(parts)
 
 
 def _moment(at: datetime) -> Composed:

@@ -144,8 +144,8 @@ class MartTarget(BaseTarget):
         if table is None:
             return None
         definition = self.opening.definition
-        validity = kept.columns if (kept := definition.options.history) else ()
-        names = definition.target_key or [name for name in table.primary_key if name not in validity]
+        kept = definition.options.history
+        names = definition.target_key or (history.main_key(table, kept) if kept else table.primary_key)
         columns = tuple(Column(column.name, column.type) for column in table.columns if column.name in names)
         key = tuple(definition.target_key) if definition.target_key else None
         stamps = frozenset(definition.options.stamps)

@@ -197,13 +197,15 @@ class PostgresWriter:
             table_options.add_missing(self.connection, self._require_table(), options)
 
     def drift(self) -> tuple[str, ...]:
-        """Return what an existing table lacks of options.table."""
-        options = self._options.table
-        if options is None or self._table is None or self._made_table:
+        """Return what an existing table lacks of options.table and options.history."""
+        options, kept = self._options.table, self._history
+        if self._table is None or self._made_table:
             return ()
-        kept = self._history
+        of_history = history.drift(self._table, self._key, kept) if kept else ()
+        if options is None:
+            return tuple(of_history)
         view = history.name_of_view(self._table) if kept and kept.current_view else None
-        return tuple(table_options.drift(self.connection, self._table, options, view))
+        return (*of_history, *table_options.drift(self.connection, self._table, options, view))
 
     def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
         named = ", ".join(f"{column.name} {column.type}" for column in missing)
@@ -413,7 +415,7 @@ class PostgresWriter:
         self._make_partitions(batch)
         if self._history and self._gone is None and history.may_renew(self.connection, self.table, self._history):
             return self._renew(batch, rows)
-        if counts := self._upsert_unread(batch, rows):
+        if not self._history and (counts := self._upsert_unread(batch, rows)):
             failpoints.hit("merge.applied")
             return counts
         # Without statistics the planner looks up each row by its key; those of the key would not change that.
@@ -496,15 +498,15 @@ class PostgresWriter:
             done = history.replace_all(self.connection, merging, kept, at, deletes=deletes)
         else:
             done = self._write_states(merging, kept, at)
-        if done.ahead:
-            raise self._not_later(merging, kept, at)
+        if done.ahead is not None:
+            raise self._not_later(done.ahead, at)
         self._know_places(done.places)
         if done.counts != done.planned:
             self._refuse_partial(done.planned, done.counts)
         return done.counts
 
     def _write_states(self, merging: Merge, kept: History, at: datetime) -> history.Versioned:
-        """Close each state right before its successor is added, unless the table requires, or the server demands, that
+        """Close each state together with adding its successor, unless the table requires, or the server demands, that
         all are closed first: rows may exchange values of a constraint of the mart's own.
         """
         if history.may_renew(self.connection, merging.target, kept):
@@ -520,13 +522,12 @@ class PostgresWriter:
             raise RuntimeError(f"{self._target}: states are written with the time of their snapshot")
         return self._history, self.snapshot_at
 
-    def _not_later(self, merging: Merge, kept: History, at: datetime) -> FatalError:
+    def _not_later(self, key: str, at: datetime) -> FatalError:
         """Explain why a current state is not older than the snapshot: a repeated key, or another clock wrote it."""
         latest = self.latest_snapshot()
         if latest is not None and latest > at:
             return FatalError(say("run.history_ahead", target=self._target, latest=latest, at=at))
-        example = history.find_repeated(self.connection, merging, kept, at)
-        return self._duplicate_keys(1, example)
+        return self._duplicate_keys(1, key)
 
     def delete_rows(self, condition: Composable) -> int:
         """Delete rows that left the source and match the condition on the alias `q`."""
@@ -547,10 +548,7 @@ class PostgresWriter:
         closed = history.close(self.connection, self.table, kept, condition, at, key=self._key)
         if closed.ahead is None:
             return closed.rows
-        latest = self.latest_snapshot()
-        if latest is not None and latest > at:
-            raise FatalError(say("run.history_ahead", target=self._target, latest=latest, at=at))
-        raise self._duplicate_keys(1, closed.ahead)
+        raise self._not_later(closed.ahead, at)
 
     def refuse_shrinking(self, removed: int) -> None:
         """Apply the guard of a publish for a caller that deletes rows itself."""
@@ -776,7 +774,7 @@ class PostgresWriter:
                 inserted = self._insert_all(merging, in_order=not is_detached)
                 if inserted != checkpoint.rows - gone:
                     self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
-                    raise self._skipped(checkpoint.rows - gone - inserted, checkpoint.rows, "INSERT")
+                    raise self._skipped(checkpoint.rows - gone - inserted, checkpoint.rows - gone, "INSERT")
                 if indexes is not None and is_detached:
                     indexes.restore(self.connection)
                 if not self.table.refuses_repeats:

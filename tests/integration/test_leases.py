@@ -407,6 +407,16 @@ def test_a_runner_that_loses_connections_again_and_again_is_a_loss_too(bench: Wo
     assert recovery.surrender(bench.metastore, held, max_attempts=2, reason="gone") is None
 
 
+def test_a_pipeline_that_was_given_up_shows_no_session_that_holds_it_back(bench: Workbench) -> None:
+    """Only the next run would find out whether that session is still there."""
+    held = claim(bench)
+    leases.note_hold(bench.metastore, held, {"pid": 77, "user": "app", "since": "2026-01-01T00:00:00Z"})
+    expire(bench)
+    recover(bench, max_attempts=1)
+    assert bench.status("films") == "FAILED"
+    assert bench.sql("SELECT hold FROM etl.etl_pipelines") == [{"hold": None}]
+
+
 def test_one_nonsensical_row_does_not_stop_the_recovery_and_schedule_of_others(bench: Workbench) -> None:
     bench.pipeline("odd", QUERY, target_key=["id"], schedule_interval="1h")
     claim(bench), claim(bench, "odd")

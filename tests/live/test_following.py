@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
 from tests.live.marts import CALLER, FILMS, Marts
@@ -159,6 +160,33 @@ def test_reconcile_finds_what_the_follower_did_not_bring(followed: Marts) -> Non
     assert followed.reconcile("films")["differences"] == 0
     followed.sql("UPDATE analytics.films SET title = 'spoilt' WHERE id = 3")
     assert followed.reconcile("films")["differences"] == 1
+
+
+def test_keys_that_are_one_by_the_collation_of_the_mart_are_refused(marts: Marts) -> None:
+    try:
+        marts.sql(
+            "CREATE COLLATION content.any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server was built without ICU")
+    query = "SELECT code, title FROM content.code"
+    marts.sql(
+        "CREATE TABLE content.code (code text PRIMARY KEY, title text); GRANT SELECT ON content.code TO vitrina_reader;"
+        "GRANT USAGE ON SCHEMA content TO vitrina_app; INSERT INTO content.code VALUES ('b', 'first');"
+        "CREATE TABLE analytics.codes (code text COLLATE content.any_case PRIMARY KEY, title text);"
+        "GRANT ALL ON analytics.codes TO vitrina_app"
+    )
+    marts.live("codes", query, target_key=["code"])
+    marts.start_runner()
+    marts.await_following("codes")
+
+    marts.sql("UPDATE content.code SET title = 'second'")
+    marts.await_equal("codes", query)
+    marts.sql("INSERT INTO content.code VALUES ('B', 'another'); UPDATE content.code SET title = 'third'")
+
+    marts.await_failed("codes", "code")
+    assert marts.run("codes")["error_code"] == "bad_key"
+    assert marts.sql("SELECT * FROM analytics.codes") == [{"code": "b", "title": "second"}]
 
 
 def test_rows_that_pass_steps_are_staged_over_one_session(marts: Marts) -> None:

@@ -124,7 +124,7 @@ def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reaso
                 requested_range = CASE WHEN next.fails THEN NULL ELSE p.requested_range END,
                 range_requested_at = CASE WHEN next.fails THEN NULL ELSE p.range_requested_at END,
                 accepted_checks = CASE WHEN next.fails THEN NULL ELSE p.accepted_checks END,
-                needs_attention = p.needs_attention - 'recovery',
+                needs_attention = p.needs_attention - 'recovery', hold = NULL,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL
             FROM next
             WHERE p.id = next.id

@@ -32,7 +32,11 @@ class LiveStage:
 
     def make(self) -> None:
         """Create the stage once, in a separate transaction: rolling back a shared one would remove it."""
-        kinds = {found.name: found.type for found in self._writer.table.columns}
+        kinds = {
+            # Without the mart's collation, two keys that the mart holds for one would both be staged.
+            found.name: f"{found.type} COLLATE {found.collation}" if found.collation else found.type
+            for found in self._writer.table.columns
+        }
         columns = [SQL("{} {}").format(Identifier(name), SQL(kinds[name])) for name in self._writer.columns]
         key = SQL(", ").join(map(Identifier, self._writer.key))
         self._connection.execute(SQL("DROP TABLE IF EXISTS {}").format(STAGE))

@@ -32,18 +32,20 @@ def test_the_function_of_the_page_shows_the_mart_as_of_a_time(workbench: Workben
         assert len(rows) == len(then)
 
 
+@pytest.mark.parametrize("unique_by", ["valid_from", "valid_to"])
 def test_the_statements_of_the_page_turn_a_plain_mart_into_one_like_those_that_a_run_creates(
-    workbench: Workbench,
+    workbench: Workbench, unique_by: str
 ) -> None:
-    [printed] = [block for block in BLOCKS if block.startswith("ALTER TABLE")]
+    by_start, by_end = [block for block in BLOCKS if block.startswith("ALTER TABLE analytics.films\n")]
+    printed = by_start if unique_by == "valid_from" else by_end
     workbench.source(FILMS)
     query = "SELECT id AS film_id, title FROM content.films"
-    kinds: dict[str, dict[str, Any]] = {"films": {}, "made": {"history": {}}}
+    kinds: dict[str, dict[str, Any]] = {"films": {}, "made": {"history": {"unique_by": unique_by}}}
     for name, options in kinds.items():
         workbench.pipeline(name, query, target_key=["film_id"], options=options)
         run(workbench, name)
     workbench.sql(printed)
-    workbench.change("films", options={"history": {}})
+    workbench.change("films", options=kinds["made"])
     touch(workbench, 3, "second")
     assert run(workbench)["rows_written"] == 1
     assert shape(workbench, "films") == shape(workbench, "made")
@@ -56,7 +58,7 @@ def shape(bench: Workbench, table: str) -> set[str]:
         SELECT regexp_replace(pg_get_indexdef(i.indexrelid), 'INDEX .* ON \\S+ ', '') AS part
         FROM pg_index i WHERE i.indrelid = 'analytics.{table}'::regclass
         UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint
-        WHERE conrelid = 'analytics.{table}'::regclass AND contype IN ('c', 'p')
+        WHERE conrelid = 'analytics.{table}'::regclass AND contype IN ('c', 'p', 'u')
         """
     )
     return {row["part"] for row in rows}

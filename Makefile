@@ -27,6 +27,10 @@ PYTEST = $(RUN_PYTEST) --numprocesses "$(JOBS)"
 # Variables, because a comma would end an argument of $(if).
 BENCH_QUICK = --rows 50000 --repeat 1 --growth 10000,100000 --name quick
 BENCH_WHOLE = --growth 10000,100000,1000000,10000000
+# How marts are written, who may do what, and the migrations: the statements that differ between versions of PostgreSQL.
+DEPENDS_ON_VERSION = $(foreach name,batches_of databases deletes derived_keys doctor first_loads full_loads guarantees history hot_updates \
+	incremental_loads init key_ranges leases marts odd_keys ranged reader_sessions refused_loads replaced_marts rights session sqlguard_queries \
+	standby table_options upgrades,$(wildcard tests/integration/test_$(name)*.py))
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
 
@@ -120,12 +124,12 @@ screenshots: setup ## Draw the console's pages again for the documentation (docs
 	@cd console && npm run --silent screenshots
 
 .PHONY: test-postgres
-test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
+test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR (QUICK=1: those that depend on its version)
 	@# Left out: what is about another server, about commands and processes whose SQL is the API's and the runner's,
 	@# and about the form of requests, the processes of steps and outside observers.
 	@./scripts/install-system-packages pgbouncer
-	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) tests/integration tests/contracts \
-		$(foreach name,embedded cli cli_dev cli_steps containers api_openapi api_limits step_workers traces lineage bench_cpu,--ignore tests/integration/test_$(name).py)
+	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) tests/contracts $(if $(QUICK),$(DEPENDS_ON_VERSION),tests/integration \
+		$(foreach name,embedded cli cli_dev cli_steps containers api_openapi api_limits step_workers traces lineage bench_cpu,--ignore tests/integration/test_$(name).py))
 
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck

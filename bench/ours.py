@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from vitrina.definition import Definition
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, pipelines, requests, runs
+
+# A status is asked for at least this often, in case its event was missed.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass
@@ -54,6 +58,13 @@ class Platform:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(timeout=60)
 
+    @cached_property
+    def _session(self) -> database.Connection:
+        """Keep one session for all requests, as a client of the API keeps its connection, and hear of events in it."""
+        session = self.connect()
+        session.execute("LISTEN vitrina_events")
+        return session
+
     def connect(self) -> database.Connection:
         return database.connect(self.settings.require_database_url(), "vitrina:bench")
 
@@ -62,9 +73,9 @@ class Platform:
         definition = Definition.model_validate(
             {"name": name, "source_query": query, "target_table": f"analytics.{name}", **fields}
         )
-        with self.connect() as connection:
-            connection.execute("DELETE FROM etl.etl_pipelines WHERE name = %s", [name])
-            pipelines.insert(connection, definition, pipeline_id=None, managed_by=None)
+        with self._session.transaction():
+            self._session.execute("DELETE FROM etl.etl_pipelines WHERE name = %s", [name])
+            pipelines.insert(self._session, definition, pipeline_id=None, managed_by=None)
 
     def rewind(self, name: str, cursor: str) -> None:
         with self.connect() as connection:
@@ -76,19 +87,18 @@ class Platform:
 
     def run(self, name: str) -> dict[str, Any]:
         """Request a run and wait for its end; any result but SUCCESS stops the benchmark."""
-        with self.connect() as connection:
-            row = pipelines.find(connection, name)
-            assert row is not None
-            pipelines.request_run(connection, row["id"], trigger=Trigger.MANUAL)
-            started = time.monotonic()
-            while _status(connection, row["id"]) in ("RUN_REQUESTED", "RUNNING"):
-                # Often enough for one percent of precision, and not more: polling costs CPU of the same server.
-                time.sleep(max(0.01, (time.monotonic() - started) / 100))
-            run = runs.find_current(connection, row["id"])
-            assert run is not None
-            if run["status"] != "SUCCESS":
-                raise RuntimeError(f"{name}: {run['status']}: {run['error_message']}")
-            return run
+        session = self._session
+        row = pipelines.find(session, name)
+        assert row is not None
+        pipelines.request_run(session, row["id"], trigger=Trigger.MANUAL)
+        while _status(session, row["id"]) in ("RUN_REQUESTED", "RUNNING"):
+            # Events instead of polling, which would cost CPU of the server that is measured.
+            list(session.notifies(timeout=_LOOK_SECONDS, stop_after=1))
+        run = runs.find_current(session, row["id"])
+        assert run is not None
+        if run["status"] != "SUCCESS":
+            raise RuntimeError(f"{name}: {run['status']}: {run['error_message']}")
+        return run
 
     def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:
         """Request a comparison and wait for the report."""

@@ -53,6 +53,8 @@ OBSTACLES = {
     "a storage parameter": "ALTER TABLE analytics.films SET (fillfactor = 70)",
     "a replica identity": "ALTER TABLE analytics.films REPLICA IDENTITY FULL",
     "an index to cluster by": "ALTER TABLE analytics.films CLUSTER ON lowered",
+    "a commented constraint": "COMMENT ON CONSTRAINT one_title ON analytics.films IS 'for search'",
+    "a right on its row type": "REVOKE USAGE ON TYPE analytics.films FROM PUBLIC",
     "a commented index": "COMMENT ON INDEX analytics.lowered IS 'for search'",
     "another owner": "ALTER TABLE analytics.films OWNER TO CURRENT_USER; GRANT ALL ON analytics.films TO vitrina_app",
     "a column that must have a value": "ALTER TABLE analytics.films ALTER title SET NOT NULL",

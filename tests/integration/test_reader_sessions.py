@@ -3,15 +3,18 @@
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import structlog
 from psycopg.sql import SQL
 from pydantic import SecretStr
 
+from tests.support.fault_proxy import Slow, TcpFaultProxy
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import sqlguard
@@ -35,10 +38,21 @@ CANARY = "canary-place"
 @contextmanager
 def careless_reader(bench: Workbench, **session: str) -> Iterator[SqlReader]:
     """A login that may write and was never told to be read-only, as one of a named connection might be."""
-    assert bench.settings.admin_url
-    url = bench.settings.admin_url.get_secret_value()
+    url = admin_url(bench)
     with database.connect(url, "vitrina:test", settings=database.READ_ONLY | session) as connection:
         yield SqlReader(connection, url, "vitrina:test")
+
+
+@contextmanager
+def reader_through(bench: Workbench, proxy: TcpFaultProxy) -> Iterator[SqlReader]:
+    url = admin_url(bench).replace(f":{urlsplit(admin_url(bench)).port}", f":{proxy.port}")
+    with database.connect(url, "vitrina:test", settings=database.READ_ONLY) as connection:
+        yield SqlReader(connection, url, "vitrina:test")
+
+
+def admin_url(bench: Workbench) -> str:
+    assert bench.settings.admin_url
+    return bench.settings.admin_url.get_secret_value()
 
 
 def test_looking_at_a_query_writes_nothing_whoever_logs_in(workbench: Workbench) -> None:
@@ -120,34 +134,49 @@ def test_positions_are_those_of_the_authors_text(workbench: Workbench) -> None:
     assert "missing" in refused.value.message
 
 
-@pytest.mark.parametrize("question", ["prepare", "describe_prepared"])
+@pytest.mark.parametrize("question", ["_prepare", "_describe_prepared"])
 def test_a_server_that_falls_while_it_is_asked_says_nothing_about_the_query(
-    workbench: Workbench, question: str
+    workbench: Workbench, question: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It once read as a query without columns, and the run was FAILED for good."""
     workbench.source(FILMS)
     judged = sqlguard.check("SELECT id FROM content.films", SqlPolicy(workbench.settings.source_schemas))
-    with careless_reader(workbench) as reader:
-        reader.connection = cast("database.Connection", _Falling(reader.connection, question, workbench))
-        with pytest.raises(Disconnected), database.translated("looking"):
-            reader.describe(judged)
+    ask = getattr(SqlReader, question)
+
+    def fall_first(reader: SqlReader, *text: str) -> Any:
+        workbench.sql(f"SELECT pg_terminate_backend({reader.connection.info.backend_pid}, 10000)")
+        return ask(reader, *text)
+
+    monkeypatch.setattr(SqlReader, question, fall_first)
+    with careless_reader(workbench) as reader, pytest.raises(Disconnected), database.translated("looking"):
+        reader.describe(judged)
 
 
-class _Falling:
-    """A session that the server ends right before a question, and everything else as it is."""
+def test_other_threads_go_on_while_a_server_is_slow_to_describe_a_query(workbench: Workbench) -> None:
+    """The driver's own call kept the GIL: the heartbeats of all runs stopped until the server answered."""
+    workbench.source(FILMS)
+    judged = sqlguard.check("SELECT id FROM content.films", SqlPolicy(workbench.settings.source_schemas))
+    pauses, is_over = [0.0], threading.Event()
 
-    def __init__(self, real: Any, question: str, bench: Workbench) -> None:
-        self._real, self._question, self._bench = real, question, bench
+    def beat() -> None:
+        last = time.monotonic()
+        while not is_over.wait(0.01):
+            last, before = time.monotonic(), last
+            pauses.append(last - before)
 
-    @property
-    def pgconn(self) -> "_Falling":
-        return _Falling(self._real.pgconn, self._question, self._bench)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self._question:
-            pid = self._real.backend_pid
-            self._bench.sql(f"SELECT pg_terminate_backend({pid}, 10000)")
-        return getattr(self._real, name)
+    with (
+        TcpFaultProxy(urlsplit(admin_url(workbench)).port or 5432) as proxy,
+        reader_through(workbench, proxy) as reader,
+    ):
+        proxy.fault = Slow(1.0)
+        threading.Thread(target=beat, daemon=True).start()
+        started = time.monotonic()
+        columns = reader.describe(judged)
+        took = time.monotonic() - started
+        is_over.set()
+    assert [column.name for column in columns] == ["id"]
+    assert took > 2, "a server that was not slow shows nothing"
+    assert max(pauses) < 0.7
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------

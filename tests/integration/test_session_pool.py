@@ -1,15 +1,20 @@
 """Sessions that runs have finished with serve other runs, and carry nothing from one to the other."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
+from tests.support.fault_proxy import BlackHole, TcpFaultProxy
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres.source import SqlReader
+from vitrina.errors import CannotConnect
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl
 from vitrina.loads.run_sessions import RunSessions
@@ -35,9 +40,11 @@ def pool() -> Iterator[SessionPool]:
         TAKEN.pop().close()
 
 
-def take(pool: SessionPool, database: Settings, name: str = "vitrina:a-run", **more: str) -> Connection:
+def take(
+    pool: SessionPool, database: Settings, name: str = "vitrina:a-run", *, seconds: int = 5, **more: str
+) -> Connection:
     url = database.require_database_url()
-    TAKEN.append(pool.connect(url, name, connect_timeout_seconds=5, settings=LIMITS | more))
+    TAKEN.append(pool.connect(url, name, connect_timeout_seconds=seconds, settings=LIMITS | more))
     return TAKEN[-1]
 
 
@@ -157,6 +164,65 @@ def test_one_that_the_server_has_ended_is_replaced(
     second = take(pool, database)
     assert pid(second) != ended
     assert ask(second, "SELECT 1") == 1
+
+
+@pytest.fixture
+def proxy(database: Settings) -> Iterator[TcpFaultProxy]:
+    with TcpFaultProxy(urlsplit(database.require_database_url()).port or 5432) as proxy:
+        yield proxy
+
+
+def through(proxy: TcpFaultProxy, database: Settings) -> Settings:
+    url = urlsplit(database.require_database_url())
+    netloc = url.netloc.replace(f":{url.port}", f":{proxy.port}")
+    return database.model_copy(update={"database_url": SecretStr(urlunsplit(url._replace(netloc=netloc)))})
+
+
+def test_one_whose_server_answers_no_more_is_given_up(
+    pool: SessionPool, database: Settings, proxy: TcpFaultProxy
+) -> None:
+    """The kernel sees its packets acknowledged, and no run watches the session yet."""
+    there = through(proxy, database)
+    pool.give_back(take(pool, there, seconds=1), keep=True)
+    proxy.fault = BlackHole()
+    started = time.monotonic()
+    with pytest.raises(CannotConnect):
+        take(pool, there, seconds=1)
+    assert time.monotonic() - started < 15
+    proxy.heal()
+    assert ask(take(pool, there, seconds=5), "SELECT 1") == 1
+
+
+def test_one_whose_server_does_not_answer_its_reset_is_closed(
+    pool: SessionPool, database: Settings, proxy: TcpFaultProxy
+) -> None:
+    connection = take(pool, through(proxy, database), seconds=1)
+    proxy.fault = BlackHole()
+    started = time.monotonic()
+    pool.give_back(connection, keep=True)
+    assert connection.closed
+    assert time.monotonic() - started < 10
+
+
+def test_idle_ones_make_room_for_one_with_other_settings(
+    pool: SessionPool, database: Settings, workbench: Workbench
+) -> None:
+    """They count for the limits of the server, which would refuse the runner that has enough of them."""
+    workbench.sql("CREATE ROLE one_at_a_time LOGIN PASSWORD 'x' CONNECTION LIMIT 1")
+    url = urlsplit(database.require_database_url())
+    netloc = f"one_at_a_time:x@{url.netloc.rpartition('@')[2]}"
+    limited = database.model_copy(update={"database_url": SecretStr(urlunsplit(url._replace(netloc=netloc)))})
+    first = take(pool, limited)
+    with pytest.raises(CannotConnect, match="too many connections"):
+        take(pool, limited, statement_timeout="7s")
+    pool.give_back(first, keep=True)
+    try:
+        assert ask(take(pool, limited, statement_timeout="7s"), "SHOW statement_timeout") == "7s"
+        assert first.closed
+    finally:
+        for connection in TAKEN:
+            connection.close()
+        workbench.sql("DROP ROLE one_at_a_time")
 
 
 def test_no_more_than_may_be_kept(pool: SessionPool, database: Settings) -> None:

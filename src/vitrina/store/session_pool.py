@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from vitrina.store import database
+from vitrina.errors import CannotConnect
+from vitrina.store import answer_limit, database
 from vitrina.store.database import Connection
 from vitrina.store.prepared import PreparingConnection, Statement, prepare_once
 
@@ -36,6 +38,8 @@ class Login:
 class _Session:
     connection: Connection
     opened_at: float
+    # How long its server may take to answer while no run watches the session.
+    answer_seconds: float
     idle_since: float = 0.0
 
 
@@ -56,28 +60,31 @@ class SessionPool:
         """Return a kept session with these settings, or open one. Nothing of an earlier run is left in it."""
         login = Login(url, frozenset(settings.items()))
         while (found := self._take_idle(login)) is not None:
-            if _rename(found.connection, application_name):
+            if _rename(found, application_name):
                 self._note_taken(login, found)
                 return found.connection
-        connection = database.connect(
-            url,
-            IDLE_NAME,
-            connect_timeout_seconds=connect_timeout_seconds,
-            settings=settings,
-            kind=PreparingConnection,
-        )
-        prepare_once(connection)
+        session = self._open(login, connect_timeout_seconds)
         with database.translated_connect(url):
-            _settle(connection, application_name)
-        self._note_taken(login, _Session(connection, time.monotonic()))
-        return connection
+            _settle(session, application_name)
+        self._note_taken(login, session)
+        return session.connection
+
+    def _open(self, login: Login, connect_timeout_seconds: int) -> _Session:
+        """Open a session. If the server refuses it, close the idle ones there: they count for its limits."""
+        try:
+            connection = _connect(login, connect_timeout_seconds)
+        except CannotConnect:
+            if not self._close_idle(_address(login)):
+                raise
+            connection = _connect(login, connect_timeout_seconds)
+        return _Session(connection, time.monotonic(), connect_timeout_seconds)
 
     def give_back(self, connection: Connection, *, keep: bool) -> None:
         """Take back a session from a run. It is closed if its state is in doubt."""
         with self._lock:
             login, session = self._taken.pop(id(connection))
         keep = keep and self._idle_seconds > 0 and self._is_wanted(session)
-        if not (keep and _is_at_rest(connection) and _reset(connection)):
+        if not (keep and _is_at_rest(connection) and _reset(session)):
             _close(connection)
             return
         session.idle_since = time.monotonic()
@@ -100,10 +107,16 @@ class SessionPool:
         """Close every idle session, and from now on each one that is returned."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, {}
-        for sessions in idle.values():
-            for session in sessions:
-                _close(session.connection)
+        self._close_idle()
+
+    def _close_idle(self, address: str | None = None) -> int:
+        """Close every idle session, or those at one address. Return how many there were."""
+        with self._lock:
+            logins = [login for login in self._idle if address in (None, _address(login))]
+            sessions = [session for login in logins for session in self._idle.pop(login)]
+        for session in sessions:
+            _close(session.connection)
+        return len(sessions)
 
     def _take_idle(self, login: Login) -> _Session | None:
         """Take the most recently used session: its caches are the warmest."""
@@ -132,19 +145,37 @@ class SessionPool:
         return sum(map(len, self._idle.values()))
 
 
-def _rename(connection: Connection, application_name: str) -> bool:
-    """Assign an idle session to a run. Return False if it has ended in the meantime."""
+def _address(login: Login) -> str:
+    return urlsplit(login.url).netloc.rpartition("@")[2]
+
+
+def _connect(login: Login, connect_timeout_seconds: int) -> Connection:
+    connection = database.connect(
+        login.url,
+        IDLE_NAME,
+        connect_timeout_seconds=connect_timeout_seconds,
+        settings=dict(login.settings),
+        kind=PreparingConnection,
+    )
+    prepare_once(connection)
+    return connection
+
+
+def _rename(session: _Session, application_name: str) -> bool:
+    """Assign an idle session to a run. Return False if it has ended in the meantime, or its server does not answer."""
     try:
-        _settle(connection, application_name)
+        _settle(session, application_name)
     except psycopg.Error:
-        _close(connection)
+        _close(session.connection)
         return False
     return True
 
 
-def _settle(connection: Connection, application_name: str) -> None:
+def _settle(session: _Session, application_name: str) -> None:
     """Apply what cannot be sent on connecting, and set the name of a run."""
-    database.settled_as(connection, _SETTLE_AS.get_one(connection, [application_name[:63]]))
+    with answer_limit.cut_after(session.connection, session.answer_seconds):
+        row = _SETTLE_AS.get_one(session.connection, [application_name[:63]])
+        database.settled_as(session.connection, row)
 
 
 _SETTLE_AS = Statement(
@@ -152,11 +183,13 @@ _SETTLE_AS = Statement(
 )
 
 
-def _reset(connection: Connection) -> bool:
+def _reset(session: _Session) -> bool:
+    connection = session.connection
     try:
         # What the driver says with BEGIN.
         connection.read_only = connection.isolation_level = connection.deferrable = None
-        connection.execute(RESET)
+        with answer_limit.cut_after(connection, session.answer_seconds):
+            connection.execute(RESET)
     except psycopg.Error:
         return False
     return _is_at_rest(connection)

@@ -52,6 +52,12 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
               OR a.attname <> ALL (%(given)s)
                  AND (a.atthasdef OR EXISTS (
                      SELECT FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid AND t.typdefault IS NOT NULL))))
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_constraint k
+       JOIN pg_catalog.pg_description d
+           ON d.classoid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objoid = k.oid
+       WHERE k.conrelid = c.oid)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_type t WHERE t.typrelid = c.oid AND t.typacl IS NOT NULL)
    -- what only the owner could give back, and what others gave: it would no longer be theirs to revoke
    AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) g WHERE g.grantor <> c.relowner)
    AND (c.relacl IS NULL

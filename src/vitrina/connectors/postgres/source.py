@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
-from psycopg import conninfo
+from psycopg import conninfo, generators
 from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as Value
 
@@ -309,10 +309,9 @@ class SqlReader:
 
     def describe(self, judged: CheckedQuery) -> list[Column]:
         """Return names and types of the result without running or planning the query."""
-        raw = self.connection.pgconn
-        # Both calls query the server, which may be lost before the second.
-        self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
-        described = raw.describe_prepared(b"")
+        # Both requests query the server, which may be lost before the second.
+        self._refuse_failed(self._prepare(sqlguard.render(judged, _placeholders(judged))), judged)
+        described = self._describe_prepared()
         self._refuse_failed(described, judged)
         columns = [
             (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
@@ -324,11 +323,27 @@ class SqlReader:
 
     def find_origins(self, view: str) -> list[tuple[int, int] | None]:
         """Find the table columns that a view's columns come from; return none if the reader may not describe it."""
-        raw = self.connection.pgconn
         with self.reading():
-            if raw.prepare(b"", view.encode()).status != psycopg.pq.ExecStatus.COMMAND_OK:
+            if self._prepare(view).status != psycopg.pq.ExecStatus.COMMAND_OK:
                 return []
-            return _origins(raw.describe_prepared(b""))
+            return _origins(self._describe_prepared())
+
+    def _prepare(self, text: str) -> "psycopg.pq.abc.PGresult":
+        self.connection.pgconn.send_prepare(b"", text.encode())
+        return self._await_result()
+
+    def _describe_prepared(self) -> "psycopg.pq.abc.PGresult":
+        """Describe what was prepared last.
+
+        The driver's own `describe_prepared` keeps the GIL until the server answers, which stops the heartbeats, and
+        the watchdog that would end the wait.
+        """
+        self.connection.pgconn.send_describe_prepared(b"")
+        return self._await_result()
+
+    def _await_result(self) -> "psycopg.pq.abc.PGresult":
+        results: list[psycopg.pq.abc.PGresult] = self.connection.wait(generators.execute(self.connection.pgconn))
+        return results[-1]
 
     def _refuse_failed(self, result: "psycopg.pq.abc.PGresult", judged: CheckedQuery) -> None:
         if result.status == psycopg.pq.ExecStatus.COMMAND_OK:

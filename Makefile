@@ -75,6 +75,11 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(PYTEST) $(TESTS)
 	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 
+.PHONY: test-search
+test-search: setup ## Search targets on Elasticsearch 8 and 9, OpenSearch 2 and 3 (`make test` runs two of them)
+	@./scripts/install-system-packages java
+	@VITRINA_TEST_SEARCH=all $(PYTEST) tests/search
+
 .PHONY: test-frames
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
 	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt

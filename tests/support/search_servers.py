@@ -18,10 +18,19 @@ NOT_RUN = [kind for kind in NEEDS_NEWER_JAVA if not embedded.has_java(kind) and 
 
 
 def kinds() -> list[str]:
-    """Return all four kinds if a recent Java is found, and always in CI; an existing server replaces all of them."""
+    """Return the kinds to test: an existing server, or all four if asked, or else one of each product.
+
+    Those two are the oldest Elasticsearch, which `make up` starts, and the newest OpenSearch that this Java can run.
+    """
     if os.environ.get(EXISTING):
         return [EXISTING]
-    return [kind for kind in embedded.KINDS if kind not in NOT_RUN]
+    found = [kind for kind in embedded.KINDS if kind not in NOT_RUN]
+    if os.environ.get("VITRINA_TEST_SEARCH") == "all" or os.environ.get("VITRINA_CHAOS") == "long":
+        return found
+    return [
+        next(kind for kind in found if kind.startswith("elasticsearch")),
+        next(kind for kind in reversed(found) if kind.startswith("opensearch")),
+    ]
 
 
 def newest_of_each() -> list[str]:

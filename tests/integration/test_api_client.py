@@ -283,6 +283,39 @@ def test_events_come_in_order_whatever_order_they_are_committed_in(
     stream.close()
 
 
+@pytest.mark.parametrize("words", ["", "x", "-1", "1.5", "²", "9" * 7000])
+def test_any_words_on_the_channel_of_events_leave_the_streams_open(
+    client: Client, api_metastore: Connection, words: str
+) -> None:
+    stream = client.events(last_event_id=events.newest_id(api_metastore))
+    events.publish(api_metastore, "before", {})
+    assert next(stream).topic == "before"
+    api_metastore.execute("SELECT pg_notify('vitrina_events', %s)", [words])
+    events.publish(api_metastore, "after", {})
+    assert next(stream).topic == "after"
+    stream.close()
+
+
+def test_streams_go_on_after_an_error_in_the_api_itself(
+    client: Client, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = client.events(last_event_id=events.newest_id(api_metastore))
+    events.publish(api_metastore, "before", {})
+    assert next(stream).topic == "before"
+    failed = threading.Event()
+
+    def fail(*_: object) -> bool:
+        failed.set()
+        raise KeyError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feed.EventFeed, "_deliver_new", fail)
+        assert failed.wait(timeout=60)
+    events.publish(api_metastore, "after", {})
+    assert next(stream).topic == "after"
+    stream.close()
+
+
 def test_a_run_s_lines_are_its_log(client: Client, api_metastore: Connection) -> None:
     client.create_pipeline(DEFINITION)
     client.run("films")

@@ -104,7 +104,9 @@ class EventFeed:
                 self._follow()
             except (psycopg.Error, CannotConnect) as exc:
                 log.warning("api.events_lost", error=type(exc).__name__)
-                self._stopping.wait(_RECONNECT_SECONDS)
+            except Exception:  # noqa: BLE001 - no other thread follows the metastore, so the streams would stay silent
+                log.exception("api.events_crashed")
+            self._stopping.wait(_RECONNECT_SECONDS)
 
     def _follow(self) -> None:
         with database.connect(self._settings.require_database_url(), "vitrina:events") as connection:
@@ -114,8 +116,9 @@ class EventFeed:
             while not self._stopping.is_set():
                 waiting = self._deliver_new(connection)
                 seconds = _GAP_LOOK_SECONDS if waiting else _LOOK_SECONDS
-                notified = {int(note.payload) for note in connection.notifies(timeout=seconds, stop_after=1)}
-                self._deliver_late(connection, notified & self._skipped)
+                notified = {note.payload for note in connection.notifies(timeout=seconds, stop_after=1)}
+                # Compared as texts: every login may notify this channel, with any words.
+                self._deliver_late(connection, {missing for missing in self._skipped if str(missing) in notified})
 
     def _deliver_new(self, connection: database.Connection) -> bool:
         """Deliver everything up to the first gap that may still be filled. Return True when there is one."""

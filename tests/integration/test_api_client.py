@@ -233,6 +233,19 @@ def test_events_arrive_as_they_happen_and_are_replayed(client: Client, api_metas
     behind.close()
 
 
+def test_a_replay_of_any_length_is_whole(client: Client, api_metastore: Connection) -> None:
+    start = events.newest_id(api_metastore)
+    api_metastore.execute(
+        "INSERT INTO etl.etl_events (topic, payload)"
+        " SELECT 'progress', jsonb_build_object('number', n) FROM generate_series(1, 6000) n"
+    )
+    stream = client.events(last_event_id=start)
+    replayed = [next(stream).payload["number"] for _ in range(6000)]
+    events.publish(api_metastore, "progress", {"number": 6001})
+    assert [*replayed, next(stream).payload["number"]] == list(range(1, 6002))
+    stream.close()
+
+
 def test_a_definition_that_comes_changes_or_goes_is_told(client: Client, api_metastore: Connection) -> None:
     start = events.newest_id(api_metastore)
     made = client.create_pipeline(DEFINITION)

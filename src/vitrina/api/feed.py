@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +27,8 @@ _RECONNECT_SECONDS = 1.0
 _GAP_SECONDS = 1.0
 _GAP_LOOK_SECONDS = 0.05
 _QUEUE_LENGTH = 1000
+# A new event may be among the last that were replayed. A replay of any length must not be remembered as a whole.
+_REMEMBERED = 10 * _QUEUE_LENGTH
 _START_SECONDS = 5.0
 
 
@@ -65,17 +68,19 @@ class EventFeed:
         if self._thread:
             self._thread.join(timeout=2 * _LOOK_SECONDS)
 
-    async def listen(self, replay: Callable[[], list[Event]], *, quiet_seconds: float) -> AsyncIterator[Event | None]:
+    async def listen(self, replay: AsyncIterator[Event], *, quiet_seconds: float) -> AsyncIterator[Event | None]:
         """Yield the events of `replay`, then every new one, and None each time that none came for `quiet_seconds`.
 
-        No event is missed in between, and none comes twice.
+        No event is missed in between, and none comes twice. A reader that falls behind during the replay is
+        disconnected after it.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._registered(listener):
-            seen = set()
-            for event in await asyncio.to_thread(replay):
-                seen.add(event["id"])
+            last: deque[int] = deque(maxlen=_REMEMBERED)
+            async for event in replay:
+                last.append(event["id"])
                 yield event
+            seen = set(last)
             while True:
                 try:
                     async with asyncio.timeout(quiet_seconds):

@@ -22,7 +22,7 @@ from vitrina.store import events
 router = APIRouter(tags=["events"], route_class=GuardedRoute)
 
 _SIGN_OF_LIFE_SECONDS = 15
-_REPLAY_LIMIT = 5000
+_REPLAY_SLICE = 1000
 # An event is delivered without looking at the token again if that was done less than this ago.
 _TRUST_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 2.0
@@ -62,7 +62,7 @@ async def _stream(
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield events until the caller's token is revoked or expires. Look at the token while it is quiet, too."""
     looked_at = time.monotonic()
-    async for event in state.feed.listen(lambda: _replay(state, since), quiet_seconds=_SIGN_OF_LIFE_SECONDS):
+    async for event in state.feed.listen(_replay(state, since), quiet_seconds=_SIGN_OF_LIFE_SECONDS):
         if event is None or time.monotonic() - looked_at >= _TRUST_SECONDS:
             if not await _answer(is_known):
                 return
@@ -85,8 +85,15 @@ def _sent(event: Event) -> ServerSentEvent:
     return ServerSentEvent(id=str(event["id"]), event=event["topic"], data=orjson.dumps(event).decode())
 
 
-def _replay(state: AppState, since: int | None) -> list[Event]:
-    if since is None:
-        return []
+async def _replay(state: AppState, since: int | None) -> AsyncIterator[Event]:
+    """Yield all events after `since`, in slices, because they may be more than fit into memory."""
+    while since is not None:
+        found = await asyncio.to_thread(_list_after, state, since)
+        for event in found:
+            yield event
+        since = found[-1]["id"] if len(found) == _REPLAY_SLICE else None
+
+
+def _list_after(state: AppState, since: int) -> list[Event]:
     with state.pool.connection() as connection:
-        return events.list_after(connection, since, limit=_REPLAY_LIMIT)
+        return events.list_after(connection, since, limit=_REPLAY_SLICE)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from vitrina.errors import CannotConnect
+from vitrina.errors import CannotConnect, TooManyRequests
 from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store import database, events
@@ -38,6 +38,7 @@ class EventFeed:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._listeners: set[_Listener] = set()
+        self._places_taken = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -45,10 +46,18 @@ class EventFeed:
         self._newest = 0
         self._skipped: set[int] = set()
 
-    @property
-    def listeners(self) -> int:
+    @contextmanager
+    def place(self, most: int) -> Iterator[None]:
+        """Hold one of `most` places for a stream. Raise `TooManyRequests` when all are taken."""
         with self._lock:
-            return len(self._listeners)
+            if self._places_taken >= most:
+                raise TooManyRequests(say("request.too_many_streams", most=most))
+            self._places_taken += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._places_taken -= 1
 
     def start(self) -> None:
         """Follow the metastore from now on. Raise `CannotConnect` when it cannot be reached."""

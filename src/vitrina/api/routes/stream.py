@@ -8,14 +8,13 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
 
 from vitrina.api import viewers
 from vitrina.api.feed import Event
 from vitrina.api.security import GuardedRoute, Viewer, is_still_known
 from vitrina.api.server import max_connections
 from vitrina.api.state import AppState, State
-from vitrina.errors import TooManyRequests
-from vitrina.sentences import say
 from vitrina.services.callers import Role
 from vitrina.store import events
 
@@ -47,14 +46,26 @@ async def follow_events(
     events are sent for at most a second, and the stream ends at the next event or within 20 seconds. Events wait while
     the API cannot look the token up.
     """
-    most = max_connections(state.settings) // 2
-    if state.feed.listeners >= most:
-        raise TooManyRequests(say("request.too_many_streams", most=most))
     await asyncio.to_thread(state.feed.start)
     since = last_event_id if last_event_id is not None else after
     is_viewer = not caller.role.includes(Role.OPERATOR)
     stream = _stream(state, since, lambda: is_still_known(request, state), is_viewer=is_viewer)
-    return EventSourceResponse(stream, ping=_SIGN_OF_LIFE_SECONDS)
+    return _LimitedStream(stream, state)
+
+
+class _LimitedStream(EventSourceResponse):
+    """Stream while there is a place: half of the connections are left to other requests.
+
+    The place is taken only when the answer is sent, so that it is free again however the sending ends.
+    """
+
+    def __init__(self, stream: AsyncIterator[ServerSentEvent], state: AppState) -> None:
+        super().__init__(stream, ping=_SIGN_OF_LIFE_SECONDS)
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._state.feed.place(max_connections(self._state.settings) // 2):
+            await super().__call__(scope, receive, send)
 
 
 async def _stream(

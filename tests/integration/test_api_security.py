@@ -356,8 +356,9 @@ def test_auth_off_is_accepted_on_loopback(api_settings: Settings, host: str) -> 
 def test_pages_from_elsewhere_cannot_use_a_server_without_auth(api: httpx.Client) -> None:
     create(api)
     foreign_page = api.post(f"{PIPELINES}/films/run", headers={"Origin": "http://evil.example"})
+    no_address = api.post(f"{PIPELINES}/films/run", headers={"Origin": "http://["})
     rebound_name = api.get(PIPELINES, headers={"Host": "evil.example"})
-    for response in (foreign_page, rebound_name):
+    for response in (foreign_page, no_address, rebound_name):
         assert response.status_code == 403
     own_page = api.post(f"{PIPELINES}/films/run", headers={"Origin": str(api.base_url).rstrip("/")})
     assert own_page.status_code == 202

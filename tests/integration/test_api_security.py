@@ -378,6 +378,21 @@ def test_security_headers_on_every_answer(api: httpx.Client) -> None:
     assert api.get(PIPELINES).headers["cache-control"] == "no-store"
 
 
+def test_an_answer_to_a_crash_has_the_headers_of_all_others(
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError
+
+    usual = api.get(PIPELINES).headers
+    monkeypatch.setattr("vitrina.api.paging.decode", crash)
+    crashed = api.get(PIPELINES, headers={"X-Request-ID": "dag-1.task_2"})
+    assert crashed.status_code == 500
+    assert problem(crashed)["request_id"] == "dag-1.task_2"
+    own = {"content-length", "content-type", "date", "x-request-id"}
+    assert [name for name in usual if name not in own and crashed.headers.get(name) != usual[name]] == []
+
+
 def test_pages_load_nothing_from_elsewhere(api: httpx.Client) -> None:
     assert api.get("/").headers["location"] == "/ui/"
     for path in ("/ui/", "/docs"):

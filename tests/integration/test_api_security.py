@@ -378,9 +378,7 @@ def test_security_headers_on_every_answer(api: httpx.Client) -> None:
     assert api.get(PIPELINES).headers["cache-control"] == "no-store"
 
 
-def test_an_answer_to_a_crash_has_the_headers_of_all_others(
-    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_to_a_crash_has_the_headers_of_all_others(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise ZeroDivisionError
 

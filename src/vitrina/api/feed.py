@@ -118,7 +118,7 @@ class EventFeed:
                 self._follow()
             except (psycopg.Error, CannotConnect) as exc:
                 log.warning("api.events_lost", error=type(exc).__name__)
-            except Exception:  # noqa: BLE001 - no other thread follows the metastore, so the streams would stay silent
+            except Exception:
                 log.exception("api.events_crashed")
             self._stopping.wait(_RECONNECT_SECONDS)
 

@@ -27,8 +27,8 @@ class PooledConnection(PreparingConnection):
 class Pool(ConnectionPool[PooledConnection]):
     """Hand out sessions that were found alive. Dead ones are replaced at once.
 
-    The pool's own `check` sleeps after each dead session, longer each time. After a restart of the metastore all of them
-    are dead, and requests would fail for as many seconds.
+    The pool's own `check` sleeps after each dead session, longer each time. After a restart of the metastore all
+    sessions are dead, and requests would wait until they fail.
     """
 
     def getconn(self, timeout: float | None = None) -> PooledConnection:

@@ -30,6 +30,6 @@ def _delete_slice(connection: Connection, table: str, old: str, values: Sequence
             """
             DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT r.ctid FROM {table} r WHERE {old} LIMIT %s))
             """
-        ).format(table=sql.Identifier("etl", table), old=sql.SQL(old)),  # type: ignore[arg-type] # conditions are ours
+        ).format(table=sql.Identifier("etl", table), old=sql.SQL(old)),
         values,
     ).rowcount

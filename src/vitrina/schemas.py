@@ -75,7 +75,9 @@ TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
 def _as_object(value: object) -> object:
     """Wrap a value that is not an object. A row may have been edited by hand, and one bad value must not hide it."""
-    return value if value is None or isinstance(value, dict) else {NO_OBJECT: value}
+    if value is None:  # JSON's null
+        return {}
+    return value if isinstance(value, dict) else {NO_OBJECT: value}
 
 
 def _as_texts(value: object) -> object:
@@ -90,6 +92,14 @@ def _as_texts(value: object) -> object:
 NO_OBJECT = "(not an object)"
 StoredObject = Annotated[dict[str, Any], BeforeValidator(_as_object)]
 StoredTexts = Annotated[dict[str, str], BeforeValidator(_as_texts)]
+
+
+def _as_names(value: object) -> object:
+    """Name what is no text in an array of a row: `{NULL}` is one, too."""
+    return [part if isinstance(part, str) else json.dumps(part) for part in value] if isinstance(value, list) else value
+
+
+StoredNames = Annotated[list[str], BeforeValidator(_as_names)]
 
 
 def _as_objects(value: object) -> object:
@@ -189,7 +199,7 @@ class Pipeline(Told):
     source_table: str | None = None
     python_task: str | None
     target_table: str
-    target_key: list[str] | None
+    target_key: StoredNames | None
     mode: str
     incremental_key: str | None
     incremental_id_key: str | None

@@ -233,6 +233,19 @@ def test_events_arrive_as_they_happen_and_are_replayed(client: Client, api_metas
     behind.close()
 
 
+def test_a_replay_of_any_length_is_whole(client: Client, api_metastore: Connection) -> None:
+    start = events.newest_id(api_metastore)
+    api_metastore.execute(
+        "INSERT INTO etl.etl_events (topic, payload)"
+        " SELECT 'progress', jsonb_build_object('number', n) FROM generate_series(1, 6000) n"
+    )
+    stream = client.events(last_event_id=start)
+    replayed = [next(stream).payload["number"] for _ in range(6000)]
+    events.publish(api_metastore, "progress", {"number": 6001})
+    assert [*replayed, next(stream).payload["number"]] == list(range(1, 6002))
+    stream.close()
+
+
 def test_a_definition_that_comes_changes_or_goes_is_told(client: Client, api_metastore: Connection) -> None:
     start = events.newest_id(api_metastore)
     made = client.create_pipeline(DEFINITION)
@@ -280,6 +293,39 @@ def test_events_come_in_order_whatever_order_they_are_committed_in(
         assert next(stream).topic == "fourth"  # after a second it is no longer held back
         very_late.commit()
     assert next(stream).topic == "very late"
+    stream.close()
+
+
+@pytest.mark.parametrize("words", ["", "x", "-1", "1.5", "²", "9" * 7000])
+def test_any_words_on_the_channel_of_events_leave_the_streams_open(
+    client: Client, api_metastore: Connection, words: str
+) -> None:
+    stream = client.events(last_event_id=events.newest_id(api_metastore))
+    events.publish(api_metastore, "before", {})
+    assert next(stream).topic == "before"
+    api_metastore.execute("SELECT pg_notify('vitrina_events', %s)", [words])
+    events.publish(api_metastore, "after", {})
+    assert next(stream).topic == "after"
+    stream.close()
+
+
+def test_streams_go_on_after_an_error_in_the_api_itself(
+    client: Client, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = client.events(last_event_id=events.newest_id(api_metastore))
+    events.publish(api_metastore, "before", {})
+    assert next(stream).topic == "before"
+    failed = threading.Event()
+
+    def fail(*_: object) -> bool:
+        failed.set()
+        raise KeyError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feed.EventFeed, "_deliver_new", fail)
+        assert failed.wait(timeout=60)
+    events.publish(api_metastore, "after", {})
+    assert next(stream).topic == "after"
     stream.close()
 
 

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.integration.api import DEFINITION, create, problem, serving
 from tests.support.waiting import until
 from vitrina import json_values
 from vitrina.api import middleware, server
+from vitrina.api.feed import EventFeed
 from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
@@ -186,15 +188,38 @@ def test_streams_of_events_leave_half_of_the_places_to_others(api_settings: Sett
             stream = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             stream.sendall(b"GET /api/v1/events?after=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert stream.recv(100).startswith(b"HTTP/1.1 200")
-        until(lambda: _is_full(client))
         refused = problem(client.get("/api/v1/events"))
         assert refused["code"] == "too_many_requests"
         assert "4 event streams are open" in refused["detail"]
         assert client.get("/api/v1/pipelines").status_code == 200
 
 
+def test_streams_that_begin_at_once_are_as_many_as_there_are_places(
+    api_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(5)
+    monkeypatch.setattr(EventFeed, "start", lambda _: together.wait(timeout=60))
+    settings = api_settings.model_copy(update={"api_max_connections": 8})
+    with serving(settings) as client, ExitStack() as opened:
+        port = client.base_url.port
+        assert port is not None
+        streams = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(5)]
+        for stream in streams:
+            stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answers = [stream.recv(12).removeprefix(b"HTTP/1.1 ") for stream in streams]
+        assert sorted(answers) == [b"200"] * 4 + [b"429"]
+
+
+def test_the_place_of_a_stream_that_has_ended_is_free(api_settings: Settings) -> None:
+    settings = api_settings.model_copy(update={"api_max_connections": 2})
+    with serving(settings) as client:
+        for _ in range(3):
+            with client.stream("GET", "/api/v1/events") as answer:
+                assert answer.status_code == 200
+            until(lambda: not _is_full(client))
+
+
 def _is_full(client: httpx.Client) -> bool:
-    """A stream that is answered has not been counted by then."""
     with client.stream("GET", "/api/v1/events") as answer:
         return answer.status_code == 429
 

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.integration.api import DEFINITION, create, problem, serving, without_auth, wrong_fields
+from vitrina.api import paging
 from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
@@ -454,6 +455,15 @@ def test_filters(api: httpx.Client, api_metastore: Connection) -> None:
     assert names(target="analytics.films_full") == ["films_full"]
     api_metastore.execute("UPDATE etl.etl_pipelines SET updated_at = '2001-01-01Z' WHERE name <> 'ratings'")
     assert names(since="2002-01-01T00:00:00Z") == ["ratings"]
+
+
+@pytest.mark.parametrize("position", [["name", "x", 5], ["name", "x", [5]], ["name", "x", None], ["name", "x", {}]])
+def test_a_cursor_with_a_part_of_another_kind(api: httpx.Client, position: list[Any]) -> None:
+    runs = ["2026-01-01T00:00:00+00:00", position[-1]]
+    for path, forged in ((PIPELINES, position), ("/api/v1/runs", runs)):
+        response = api.get(path, params={"cursor": paging.encode(forged)})
+        assert response.status_code == 422
+        assert problem(response)["errors"][0]["path"] == "query.cursor"
 
 
 @pytest.mark.parametrize("cursor", ["x", "W10", "WzFd", "WyJuYW1lIiwiYSIsImIiXQ", "💥"])

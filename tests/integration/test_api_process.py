@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.integration.api import DEFINITION, api_process
+from vitrina.api.pool import make_pool
 from vitrina.client import Client
 from vitrina.errors import CannotConnect, Unauthenticated
 from vitrina.services import tokens
@@ -52,6 +53,19 @@ def test_a_real_process_serves_survives_a_lost_database_and_stops_cleanly(
     log = (tmp_path / "api.log").read_text()
     assert secret not in log
     assert "Traceback" not in log, log
+
+
+def test_a_restart_of_the_database_delays_no_request(database: Settings, metastore: Connection) -> None:
+    """Require that a request passes all dead sessions of the pool, however many there are."""
+    sessions = 12
+    with make_pool(database, max_connections=sessions) as pool:
+        with ExitStack() as taken:
+            for _ in range(sessions):
+                taken.enter_context(pool.connection(timeout=60))
+        end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'vitrina:api'"
+        assert metastore.execute(f"{end} AND datname = current_database()".encode()).rowcount == sessions
+        with pool.connection() as connection:  # with the timeout of requests
+            assert connection.execute("SELECT 1 AS one").fetchone() == {"one": 1}
 
 
 def test_workers_share_a_port_and_each_tells_what_all_have_counted(

@@ -356,8 +356,9 @@ def test_auth_off_is_accepted_on_loopback(api_settings: Settings, host: str) -> 
 def test_pages_from_elsewhere_cannot_use_a_server_without_auth(api: httpx.Client) -> None:
     create(api)
     foreign_page = api.post(f"{PIPELINES}/films/run", headers={"Origin": "http://evil.example"})
+    no_address = api.post(f"{PIPELINES}/films/run", headers={"Origin": "http://["})
     rebound_name = api.get(PIPELINES, headers={"Host": "evil.example"})
-    for response in (foreign_page, rebound_name):
+    for response in (foreign_page, no_address, rebound_name):
         assert response.status_code == 403
     own_page = api.post(f"{PIPELINES}/films/run", headers={"Origin": str(api.base_url).rstrip("/")})
     assert own_page.status_code == 202
@@ -375,6 +376,19 @@ def test_security_headers_on_every_answer(api: httpx.Client) -> None:
         assert "default-src 'self'" in headers["content-security-policy"]
         assert "access-control-allow-origin" not in headers
     assert api.get(PIPELINES).headers["cache-control"] == "no-store"
+
+
+def test_an_answer_to_a_crash_has_the_headers_of_all_others(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError
+
+    usual = api.get(PIPELINES).headers
+    monkeypatch.setattr("vitrina.api.paging.decode", crash)
+    crashed = api.get(PIPELINES, headers={"X-Request-ID": "dag-1.task_2"})
+    assert crashed.status_code == 500
+    assert problem(crashed)["request_id"] == "dag-1.task_2"
+    own = {"content-length", "content-type", "date", "x-request-id"}
+    assert [name for name in usual if name not in own and crashed.headers.get(name) != usual[name]] == []
 
 
 def test_pages_load_nothing_from_elsewhere(api: httpx.Client) -> None:

@@ -9,6 +9,7 @@ import httpx
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from tests.integration.api import serving, without_auth
 from tests.support.processes import runner_process
@@ -212,6 +213,35 @@ def test_the_lists_of_the_api_show_the_others_and_the_odd_ones(bench: Workbench)
             for path in ("", "/status", "/versions"):
                 answer = api.get(f"/api/v1/pipelines/{name}{path}", headers={"Connection": "close"})
                 assert answer.status_code == 200, (name, path, answer.text)
+
+
+ODD_COLUMNS = [
+    *(("etl_pipelines", "options", value) for value in ("null", "5", '"x"', "[]")),
+    *(("etl_pipelines", "labels", value) for value in ("null", "5", '"x"', "[1]", '{"team": null}')),
+    *(("etl_pipelines", "target_key", value) for value in ("{NULL}", "{id,NULL}", "{{id}}")),
+    *(("etl_runs", "metrics", value) for value in ("null", "5", '"x"', "[]", '{"checks": 5}')),
+]
+
+
+def test_one_odd_value_breaks_no_answer(bench: Workbench) -> None:
+    bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    bench.run("films")
+    run = bench.sql("SELECT id FROM etl.etl_runs")[0]["id"]
+    lists = ["pipelines", "overview", "home", "graph", "export", "runs", "audit"]
+    of_one = ["pipelines/films", "pipelines/films/status", "pipelines/films/runs", "pipelines/films/lag", f"runs/{run}"]
+    with serving(without_auth(bench.settings)) as api:
+        for table, column, value in ODD_COLUMNS:
+            kept = bench.sql(f"SELECT {column} FROM etl.{table}")[0][column]
+            set_everywhere(bench, table, column, value)
+            for path in lists + of_one:
+                answer = api.get(f"/api/v1/{path}", headers={"Connection": "close"})
+                assert answer.status_code == 200, (column, value, path, answer.text)
+            set_everywhere(bench, table, column, kept if isinstance(kept, list) else Jsonb(kept))
+
+
+def set_everywhere(bench: Workbench, table: str, column: str, value: Any) -> None:
+    change = sql.SQL("UPDATE etl.{} SET {} = %s").format(sql.Identifier(table), sql.Identifier(column))
+    bench.admin.execute(change, [value])
 
 
 def names_of(api: httpx.Client, path: str) -> list[str]:

@@ -101,6 +101,21 @@ def test_a_migration_adds_a_column(session: Connection, metastore: Connection) -
     assert found.fetch_all(session, []) == [{"name": "new"}]
 
 
+def test_after_a_migration_a_process_fails_once_at_most(database: Settings, metastore: Connection) -> None:
+    """Require that neither other statements nor other sessions fail after the first failure in a transaction."""
+    statements = [Statement(b"SELECT * FROM etl.etl_runners"), Statement(b"SELECT *, 1 AS one FROM etl.etl_runners")]
+    with make_pool(database) as pool, pool.connection() as one, pool.connection(timeout=60) as other:
+        for connection in (one, other):
+            for statement in statements:
+                statement.fetch_all(connection, [])
+        metastore.execute("ALTER TABLE etl.etl_runners ADD COLUMN later int")
+        with pytest.raises(psycopg.errors.SerializationFailure), one.transaction():
+            statements[0].fetch_all(one, [])
+        for connection in (one, other):
+            with connection.transaction():
+                assert [statement.fetch_all(connection, []) for statement in statements] == [[], []]
+
+
 def test_a_change_counts_its_rows(session: Connection, metastore: Connection) -> None:
     metastore.execute("CREATE TABLE etl.things AS SELECT n AS id FROM generate_series(1, 5) n")
     delete = Statement(b"DELETE FROM etl.things WHERE id <= %s")

@@ -14,6 +14,7 @@ from psycopg_pool import PoolTimeout, TooManyRequests
 from starlette.exceptions import HTTPException
 
 from vitrina import errors
+from vitrina.api import middleware
 from vitrina.schemas import FieldProblem, Problem
 from vitrina.sentences import Sentence, say
 from vitrina.services import policy
@@ -169,7 +170,9 @@ def _on_database(request: Request, error: Exception) -> JSONResponse:
 def _on_surprise(request: Request, error: Exception) -> JSONResponse:
     log.error("api.crashed", exc_info=error)
     reference = getattr(request.state, "request_id", None)
-    return answer(request, 500, "internal", say("request.internal", reference=reference))
+    # The framework answers surprises outside of the middleware that adds these headers to all other answers.
+    headers = middleware.common_headers(reference) if reference else None
+    return answer(request, 500, "internal", say("request.internal", reference=reference), headers=headers)
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], JSONResponse]] = {

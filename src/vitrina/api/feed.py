@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import structlog
 
-from vitrina.errors import CannotConnect
+from vitrina.errors import CannotConnect, TooManyRequests
 from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store import database, events
@@ -26,6 +27,8 @@ _RECONNECT_SECONDS = 1.0
 _GAP_SECONDS = 1.0
 _GAP_LOOK_SECONDS = 0.05
 _QUEUE_LENGTH = 1000
+# A new event may be among the last that were replayed. A replay of any length must not be remembered as a whole.
+_REMEMBERED = 10 * _QUEUE_LENGTH
 _START_SECONDS = 5.0
 
 
@@ -35,6 +38,7 @@ class EventFeed:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._listeners: set[_Listener] = set()
+        self._places_taken = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -42,10 +46,18 @@ class EventFeed:
         self._newest = 0
         self._skipped: set[int] = set()
 
-    @property
-    def listeners(self) -> int:
+    @contextmanager
+    def place(self, most: int) -> Iterator[None]:
+        """Hold one of `most` places for a stream. Raise `TooManyRequests` when all are taken."""
         with self._lock:
-            return len(self._listeners)
+            if self._places_taken >= most:
+                raise TooManyRequests(say("request.too_many_streams", most=most))
+            self._places_taken += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._places_taken -= 1
 
     def start(self) -> None:
         """Follow the metastore from now on. Raise `CannotConnect` when it cannot be reached."""
@@ -65,17 +77,19 @@ class EventFeed:
         if self._thread:
             self._thread.join(timeout=2 * _LOOK_SECONDS)
 
-    async def listen(self, replay: Callable[[], list[Event]], *, quiet_seconds: float) -> AsyncIterator[Event | None]:
+    async def listen(self, replay: AsyncIterator[Event], *, quiet_seconds: float) -> AsyncIterator[Event | None]:
         """Yield the events of `replay`, then every new one, and None each time that none came for `quiet_seconds`.
 
-        No event is missed in between, and none comes twice.
+        No event is missed in between, and none comes twice. A reader that falls behind during the replay is
+        disconnected after it.
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._registered(listener):
-            seen = set()
-            for event in await asyncio.to_thread(replay):
-                seen.add(event["id"])
+            last: deque[int] = deque(maxlen=_REMEMBERED)
+            async for event in replay:
+                last.append(event["id"])
                 yield event
+            seen = set(last)
             while True:
                 try:
                     async with asyncio.timeout(quiet_seconds):
@@ -104,7 +118,9 @@ class EventFeed:
                 self._follow()
             except (psycopg.Error, CannotConnect) as exc:
                 log.warning("api.events_lost", error=type(exc).__name__)
-                self._stopping.wait(_RECONNECT_SECONDS)
+            except Exception:
+                log.exception("api.events_crashed")
+            self._stopping.wait(_RECONNECT_SECONDS)
 
     def _follow(self) -> None:
         with database.connect(self._settings.require_database_url(), "vitrina:events") as connection:
@@ -114,8 +130,9 @@ class EventFeed:
             while not self._stopping.is_set():
                 waiting = self._deliver_new(connection)
                 seconds = _GAP_LOOK_SECONDS if waiting else _LOOK_SECONDS
-                notified = {int(note.payload) for note in connection.notifies(timeout=seconds, stop_after=1)}
-                self._deliver_late(connection, notified & self._skipped)
+                notified = {note.payload for note in connection.notifies(timeout=seconds, stop_after=1)}
+                # Compared as texts: every login may notify this channel, with any words.
+                self._deliver_late(connection, {missing for missing in self._skipped if str(missing) in notified})
 
     def _deliver_new(self, connection: database.Connection) -> bool:
         """Deliver everything up to the first gap that may still be filled. Return True when there is one."""

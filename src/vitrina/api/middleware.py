@@ -162,6 +162,12 @@ class _Exchange:
         return found
 
 
+def common_headers(request_id: str) -> dict[str, str]:
+    """List the headers that every answer has, for one that does not pass the middleware."""
+    always = {name.decode(): value.decode() for name, value in _SECURITY_HEADERS}
+    return always | {"x-request-id": request_id, "cache-control": "no-store"}
+
+
 def _end_span(span: OpenSpan, scope: Scope, status: int) -> None:
     route = getattr(scope.get("route"), "path", None)
     if route:

@@ -62,5 +62,6 @@ def decode(cursor: str | None, *kinds: Callable[[Any], Any]) -> list[Any] | None
         if not isinstance(parts, list) or len(parts) != len(kinds):
             raise ValueError
         return [kind(part) for kind, part in zip(kinds, parts, strict=True)]
-    except (ValueError, TypeError, OverflowError, binascii.Error) as exc:
+    # `UUID` takes a number for a text, and asks it for a method that it lacks.
+    except (ValueError, TypeError, AttributeError, OverflowError, binascii.Error) as exc:
         raise InvalidField("query.cursor", say("request.foreign_cursor")) from exc

@@ -3,6 +3,7 @@
 import select
 import time
 
+import psycopg
 from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 
@@ -10,8 +11,6 @@ from vitrina.settings import Settings
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.prepared import PreparingConnection
-
-Pool = ConnectionPool[Connection]
 
 # Refuse a request that cannot be served soon, because its client is waiting.
 _LIMITS = {"statement_timeout": "30s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "30s"}
@@ -25,11 +24,31 @@ class PooledConnection(PreparingConnection):
     alive_at = 0.0
 
 
+class Pool(ConnectionPool[PooledConnection]):
+    """Hand out sessions that were found alive. Dead ones are replaced at once.
+
+    The pool's own `check` sleeps after each dead session, longer each time. After a restart of the metastore all
+    sessions are dead, and requests would wait until they fail.
+    """
+
+    def getconn(self, timeout: float | None = None) -> PooledConnection:
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        while True:
+            connection = super().getconn(deadline - time.monotonic())
+            try:
+                _check(connection)
+            except psycopg.Error:
+                connection.close()
+                self.putconn(connection)
+            else:
+                return connection
+
+
 def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds: float = 5.0) -> Pool:
     """Build a closed pool. When the metastore is away, requests fail with 503 and the process keeps running."""
     session = database.SESSION | _LIMITS
     options = database.options_of(session)
-    return ConnectionPool(
+    return Pool(
         settings.require_database_url(),
         connection_class=PooledConnection,
         kwargs={
@@ -44,21 +63,18 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
         min_size=1,
         max_size=max_connections,
         timeout=timeout_seconds,
-        check=_check,
         configure=_configure,
         open=False,
         name="vitrina-api",
     )
 
 
-def _check(connection: Connection) -> None:
+def _check(connection: PooledConnection) -> None:
     """Check a session that may have died in the pool. A server that ends one sends a message, so there is data to read.
 
     Nothing else is sent unasked, so a quiet session that was in use a moment ago is used without a query. Querying each
     one would take as long as the work it is needed for.
     """
-    if not isinstance(connection, PooledConnection):
-        raise TypeError(f"{connection} is not of this pool")
     now = time.monotonic()
     if now - connection.alive_at > _TRUSTED_SECONDS or _has_news(connection):
         ConnectionPool.check_connection(connection)

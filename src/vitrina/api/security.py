@@ -152,6 +152,13 @@ def _local(request: Request) -> Caller:
     if not is_loopback(server) or not is_loopback(request.url.hostname or ""):
         raise Forbidden(say("request.this_machine_only"))
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    if origin is not None and _host_of(origin) != request.headers.get("host"):
         raise Forbidden(say("request.foreign_page", origin=origin))
     return Caller(LOCAL_CALLER, Role.ADMIN, request.state.request_id)
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # for example a bracket that is not closed
+        return None

@@ -17,6 +17,12 @@ MAX_VALUE = 200
 MAX_LABELS = 50
 
 
+def of(row: Row) -> dict[str, Any]:
+    """Return the labels of a row: none if it was edited to no object."""
+    found = row["labels"]
+    return found if isinstance(found, dict) else {}
+
+
 def split(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Split a body into its labels and its definition. The labels are None when it has none."""
     return fields.get("labels"), {name: value for name, value in fields.items() if name != "labels"}
@@ -49,7 +55,7 @@ def check(labels: Any) -> None:
 def change(connection: Connection, caller: Caller, row: Row, labels: Mapping[str, str | None]) -> Row:
     """Set labels key by key; null removes one. The caller holds the row."""
     check(labels)
-    wanted = {key: value for key, value in (row["labels"] | dict(labels)).items() if value is not None}
+    wanted = {key: value for key, value in (of(row) | dict(labels)).items() if value is not None}
     if wanted == row["labels"]:
         return row
     check(wanted)

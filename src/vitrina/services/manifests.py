@@ -103,7 +103,8 @@ def manifest_of(row: Row) -> dict[str, Any]:
         for name in Definition.model_fields
         if name != "name" and not versions.same(fields[name], _DEFAULTS.get(name))
     }
-    metadata = {"name": row["name"]} | ({"labels": dict(sorted(row["labels"].items()))} if row["labels"] else {})
+    labels = label_rules.of(row)
+    metadata = {"name": row["name"]} | ({"labels": dict(sorted(labels.items()))} if labels else {})
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
@@ -278,7 +279,7 @@ def _make_it_so(
 
 def _differences(row: Row, manifest: Manifest, managed_by: str) -> list[FieldChange]:
     found = versions.compare(versions.snapshot(row), versions.snapshot_of(manifest.definition))
-    found += versions.compare(row["labels"], manifest.labels, "labels.")
+    found += versions.compare(label_rules.of(row), manifest.labels, "labels.")
     if row["managed_by"] != managed_by:
         found.append(FieldChange(path="managed_by", before=row["managed_by"], after=managed_by))
     return found

@@ -42,7 +42,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> sch
         lag=_lag(connection, now, row, checkpoint, recent.last_success_at, load=load),
         waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
         hold=row["hold"],
-        guarantee=(load or {}).get("metrics", {}).get("guarantee"),
+        guarantee=_metrics(load).get("guarantee"),
         last_error=_last_error(row, run),
         recent=recent,
     )
@@ -77,10 +77,16 @@ def _runner(connection: Connection, settings: Settings, row: Row) -> schemas.Run
     return schemas.RunnerName.model_validate(found) if found else None
 
 
+def _metrics(run: Row | None) -> dict[str, Any]:
+    """Return what a run has measured: nothing if there is no run, or its row was edited to no object."""
+    found = run["metrics"] if run else None
+    return found if isinstance(found, dict) else {}
+
+
 def _progress(run: Row) -> schemas.Progress:
     seconds, read = float(run["seconds"]), int(run["rows_read"])
     rate = _rate(read, seconds)
-    estimate = run["metrics"].get("rows_estimate")
+    estimate = _metrics(run).get("rows_estimate")
     estimate = int(estimate) if isinstance(estimate, int | float) and estimate > 0 else None
     left = max(estimate - read, 0) if estimate is not None else None
     return schemas.Progress(
@@ -93,13 +99,13 @@ def _progress(run: Row) -> schemas.Progress:
         # The total is an estimate, so progress stays below 100 % until the load is done.
         percent=round(min(100 * read / estimate, 99.9), 1) if estimate else None,
         eta_seconds=round(left / rate, 1) if left is not None and rate else None,
-        ranges=run["metrics"].get("ranges"),
+        ranges=_metrics(run).get("ranges"),
     )
 
 
 def _following(now: datetime, row: Row, run: Row | None, found: Row | None) -> schemas.Following | None:
     """Compute how old a live pipeline's target is, unless a full load is running."""
-    follows = row["status"] in status.ACTIVE and run is not None and run["metrics"].get("following")
+    follows = row["status"] in status.ACTIVE and _metrics(run).get("following")
     as_of = live_as_of(row, found) if follows else None
     return schemas.Following(as_of=as_of, lag_seconds=_age(now, as_of) or 0.0) if as_of else None
 

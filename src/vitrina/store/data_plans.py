@@ -6,6 +6,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from vitrina.store import pruning
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -60,6 +61,6 @@ def mark_applied(connection: Connection, plan_id: UUID, pipeline_id: UUID, versi
 
 
 def prune(connection: Connection, *, older_than_days: int) -> int:
-    return connection.execute(
-        "DELETE FROM etl.etl_plans WHERE created_at < now() - make_interval(days => %s)", [older_than_days]
-    ).rowcount
+    return pruning.delete(
+        connection, "etl_plans", "r.created_at < now() - make_interval(days => %s)", [older_than_days]
+    )

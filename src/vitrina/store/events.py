@@ -4,6 +4,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from vitrina.store import pruning
 from vitrina.store.database import Connection
 from vitrina.store.prepared import Statement
 
@@ -38,6 +39,4 @@ def newest_id(connection: Connection) -> int:
 
 
 def prune(connection: Connection, *, older_than_hours: int) -> int:
-    return connection.execute(
-        "DELETE FROM etl.etl_events WHERE at < now() - make_interval(hours => %s)", [older_than_hours]
-    ).rowcount
+    return pruning.delete(connection, "etl_events", "r.at < now() - make_interval(hours => %s)", [older_than_hours])

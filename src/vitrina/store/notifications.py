@@ -9,6 +9,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from vitrina.store import pruning
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -193,6 +194,6 @@ def list_latest(connection: Connection, *, limit: int) -> list[Row]:
 
 
 def prune(connection: Connection, *, older_than_days: int) -> int:
-    return connection.execute(
-        "DELETE FROM etl.etl_notifications WHERE done_at < now() - make_interval(days => %s)", [older_than_days]
-    ).rowcount
+    return pruning.delete(
+        connection, "etl_notifications", "r.done_at < now() - make_interval(days => %s)", [older_than_days]
+    )

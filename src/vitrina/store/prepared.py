@@ -29,6 +29,19 @@ Values = Sequence[Any] | Mapping[str, Any]
 MAX_PREPARED = 64
 
 
+class _Schema:
+    """Count how often this process found a statement outdated. All sessions then prepare all statements again.
+
+    Otherwise each session would fail once for each statement, because in a transaction nothing can be prepared again
+    after a failure.
+    """
+
+    number = 0
+
+
+_schema = _Schema()
+
+
 class PreparingConnection(Connection):
     """Represent a session that lives long enough to prepare statements in it. One thread uses it at a time."""
 
@@ -36,6 +49,7 @@ class PreparingConnection(Connection):
         super().__init__(*arguments, **options)
         self.prepared: dict[bytes, _Prepared] = {}
         self.numbers = count()
+        self.prepared_for = _schema.number
 
 
 def prepare_once(connection: Connection) -> None:
@@ -77,7 +91,7 @@ class Statement:
         except errors.FeatureNotSupported as exc:
             if not _is_outdated(exc):
                 raise
-            self._forget(connection)
+            _schema.number += 1
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 raise errors.SerializationFailure(
                     "a table was changed after this statement was prepared; execute the transaction again"
@@ -90,17 +104,15 @@ class Statement:
             return connection.execute(self._text, values).fetchall()
         return found.fetch_all(self._in_order(values))
 
-    def _forget(self, connection: Connection) -> None:
-        """Prepare the statement again the next time."""
-        if isinstance(connection, PreparingConnection):
-            connection.prepared.pop(self._text, None)
-
     def _in_order(self, values: Values) -> list[Any]:
         return [values[name] for name in self._names]  # type: ignore[index]
 
     def _prepared_in(self, connection: Connection) -> "_Prepared | None":
         if not isinstance(connection, PreparingConnection):
             return None
+        if connection.prepared_for != _schema.number:
+            connection.prepared_for = _schema.number
+            connection.prepared.clear()
         found = connection.prepared.get(self._text)
         if found is None and len(connection.prepared) < MAX_PREPARED:
             found = connection.prepared[self._text] = _Prepared(connection, self._numbered)

@@ -8,7 +8,7 @@ from uuid import UUID
 from psycopg.sql import SQL, Literal
 from psycopg.types.json import Jsonb
 
-from vitrina.store import coverage, database
+from vitrina.store import coverage, database, pruning
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -187,16 +187,13 @@ def expire(connection: Connection, *, older_than_seconds: float) -> int:
 
 def prune(connection: Connection, *, older_than_days: int) -> int:
     """Delete old answers, but never the latest of its kind for a pipeline, because reports are looked up."""
-    return connection.execute(
-        """
-        DELETE FROM etl.etl_requests r
-        WHERE r.finished_at < now() - make_interval(days => %s)
-          AND (r.pipeline_id IS NULL
-               OR EXISTS (SELECT FROM etl.etl_requests n
-                          WHERE n.pipeline_id = r.pipeline_id AND n.kind = r.kind AND n.created_at > r.created_at))
-        """,
-        [older_than_days],
-    ).rowcount
+    old = """
+        r.finished_at < now() - make_interval(days => %s)
+        AND (r.pipeline_id IS NULL
+             OR EXISTS (SELECT FROM etl.etl_requests n
+                        WHERE n.pipeline_id = r.pipeline_id AND n.kind = r.kind AND n.created_at > r.created_at))
+    """
+    return pruning.delete(connection, "etl_requests", old, [older_than_days])
 
 
 def reserve_key(connection: Connection, key: str, pipeline_id: UUID) -> Row | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from vitrina.store import pruning
 from vitrina.store.database import Connection
 
 MAX_LINES_OF_A_RUN = 5_000
@@ -73,6 +74,4 @@ def list_of_run(
 
 
 def prune(connection: Connection, *, older_than_days: int) -> int:
-    return connection.execute(
-        "DELETE FROM etl.etl_run_logs WHERE at < now() - make_interval(days => %s)", [older_than_days]
-    ).rowcount
+    return pruning.delete(connection, "etl_run_logs", "r.at < now() - make_interval(days => %s)", [older_than_days])

@@ -8,21 +8,20 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Header, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
 
 from vitrina.api import viewers
 from vitrina.api.feed import Event
 from vitrina.api.security import GuardedRoute, Viewer, is_still_known
 from vitrina.api.server import max_connections
 from vitrina.api.state import AppState, State
-from vitrina.errors import TooManyRequests
-from vitrina.sentences import say
 from vitrina.services.callers import Role
 from vitrina.store import events
 
 router = APIRouter(tags=["events"], route_class=GuardedRoute)
 
 _SIGN_OF_LIFE_SECONDS = 15
-_REPLAY_LIMIT = 5000
+_REPLAY_SLICE = 1000
 # An event is delivered without looking at the token again if that was done less than this ago.
 _TRUST_SECONDS = 1.0
 _LOOK_AGAIN_SECONDS = 2.0
@@ -47,14 +46,26 @@ async def follow_events(
     events are sent for at most a second, and the stream ends at the next event or within 20 seconds. Events wait while
     the API cannot look the token up.
     """
-    most = max_connections(state.settings) // 2
-    if state.feed.listeners >= most:
-        raise TooManyRequests(say("request.too_many_streams", most=most))
     await asyncio.to_thread(state.feed.start)
     since = last_event_id if last_event_id is not None else after
     is_viewer = not caller.role.includes(Role.OPERATOR)
     stream = _stream(state, since, lambda: is_still_known(request, state), is_viewer=is_viewer)
-    return EventSourceResponse(stream, ping=_SIGN_OF_LIFE_SECONDS)
+    return _LimitedStream(stream, state)
+
+
+class _LimitedStream(EventSourceResponse):
+    """Stream while there is a place: half of the connections are left to other requests.
+
+    The place is taken only when the answer is sent, so that it is free again however the sending ends.
+    """
+
+    def __init__(self, stream: AsyncIterator[ServerSentEvent], state: AppState) -> None:
+        super().__init__(stream, ping=_SIGN_OF_LIFE_SECONDS)
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._state.feed.place(max_connections(self._state.settings) // 2):
+            await super().__call__(scope, receive, send)
 
 
 async def _stream(
@@ -62,7 +73,7 @@ async def _stream(
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield events until the caller's token is revoked or expires. Look at the token while it is quiet, too."""
     looked_at = time.monotonic()
-    async for event in state.feed.listen(lambda: _replay(state, since), quiet_seconds=_SIGN_OF_LIFE_SECONDS):
+    async for event in state.feed.listen(_replay(state, since), quiet_seconds=_SIGN_OF_LIFE_SECONDS):
         if event is None or time.monotonic() - looked_at >= _TRUST_SECONDS:
             if not await _answer(is_known):
                 return
@@ -85,8 +96,15 @@ def _sent(event: Event) -> ServerSentEvent:
     return ServerSentEvent(id=str(event["id"]), event=event["topic"], data=orjson.dumps(event).decode())
 
 
-def _replay(state: AppState, since: int | None) -> list[Event]:
-    if since is None:
-        return []
+async def _replay(state: AppState, since: int | None) -> AsyncIterator[Event]:
+    """Yield all events after `since`, in slices, because they may be more than fit into memory."""
+    while since is not None:
+        found = await asyncio.to_thread(_list_after, state, since)
+        for event in found:
+            yield event
+        since = found[-1]["id"] if len(found) == _REPLAY_SLICE else None
+
+
+def _list_after(state: AppState, since: int) -> list[Event]:
     with state.pool.connection() as connection:
-        return events.list_after(connection, since, limit=_REPLAY_LIMIT)
+        return events.list_after(connection, since, limit=_REPLAY_SLICE)

@@ -49,10 +49,18 @@ class Reply:
     status_code: int
     content: bytes
     url: str
+    content_type: str = ""
+    # Where a redirect leads. Redirects are not followed: a login page must not be taken for an answer.
+    location: str = ""
 
     @property
     def is_error(self) -> bool:
-        return self.status_code >= 400
+        return not 200 <= self.status_code < 300
+
+    @property
+    def name(self) -> str:
+        """Name the answer for messages: who answered, and with what."""
+        return f"{without_login(self.url)} answered {self.status_code}"
 
     @property
     def text(self) -> str:
@@ -103,6 +111,13 @@ def is_plain(url: str) -> bool:
     )
 
 
+def without_login(url: str) -> str:
+    """Return a URL as messages show it. A password may contain any character, so the last @ ends the login."""
+    login, _, address = url.rpartition("@")
+    scheme, separator, _ = login.partition("://")
+    return f"{scheme}{separator}{address}" if separator else address
+
+
 class PlainCalls:
     """Make calls with the standard library and keep connections for the next calls. Threads may share it."""
 
@@ -135,7 +150,8 @@ class PlainCalls:
             connection.close()
             raise
         self._keep(connection)
-        return Reply(answer.status, body, f"{self._parts.scheme}://{self._parts.netloc}{target}")
+        url = f"{self._parts.scheme}://{self._parts.netloc}{target}"
+        return Reply(answer.status, body, url, answer.getheader("content-type", ""), answer.getheader("location", ""))
 
     def close(self) -> None:
         with self._lock:
@@ -208,15 +224,15 @@ class HttpxCalls:
     def request(self, method: str, path: str, **request: Any) -> Reply:
         with self._translated():
             found = self._http.request(method, path, **request)
-        return Reply(found.status_code, found.content, str(found.request.url))
+        return _reply(found, found.content)
 
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str]) -> Iterator[tuple[Reply, Iterator[str]]]:
         """Yield an answer without its content, and its lines as they are sent; an error has its whole content."""
         patient = self._library.Timeout(10.0, read=_STREAM_SILENCE_SECONDS)
         with self._translated(), self._http.stream("GET", path, headers=dict(headers), timeout=patient) as found:
-            content = found.read() if found.is_error else b""
-            yield Reply(found.status_code, content, str(found.request.url)), found.iter_lines()
+            content = b"" if found.is_success else found.read()
+            yield _reply(found, content), found.iter_lines()
 
     def close(self) -> None:
         self._http.close()
@@ -234,3 +250,10 @@ class HttpxCalls:
             raise ConnectTimedOut(str(exc)) from exc
         except httpx.TransportError as exc:
             raise CallFailed(str(exc) or type(exc).__name__) from exc
+
+
+def _reply(found: "httpx.Response", content: bytes) -> Reply:
+    headers = found.headers
+    return Reply(
+        found.status_code, content, str(found.request.url), headers.get("content-type", ""), headers.get("location", "")
+    )

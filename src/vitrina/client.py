@@ -55,6 +55,7 @@ class Client:
     ) -> None:
         self._read = read
         self.url = url.rstrip("/")
+        self._shown_url = calls.without_login(self.url)
         self._headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -107,7 +108,7 @@ class Client:
         """Get which pipeline reads what, and which runs after which, of all pipelines."""
         nodes: Json = {}
         edges: list[Json] = []
-        cursor = None
+        cursor, seen = None, set[str]()
         while True:
             reply = self._send("GET", "/graph", params={"limit": _DRAWN, "cursor": cursor})
             with _understood(reply):
@@ -115,7 +116,7 @@ class Client:
                 # A table that several parts show is one node.
                 nodes = {**nodes, **{node["id"]: node for node in part["nodes"]}}
                 edges += part["edges"]
-                cursor = part.get("next_cursor")
+                cursor = _advanced(part.get("next_cursor"), seen, reply.name)
             if cursor is None:
                 whole = {"nodes": list(nodes.values()), "edges": edges, "next_cursor": None}
                 return self._parsed(schemas.Graph, replace(reply, content=json.dumps(whole).encode()))
@@ -237,6 +238,8 @@ class Client:
             lines += found
             if len(found) < _LOG_PAGE:
                 return lines
+            if found[-1].id <= after:
+                raise answers.unlike_ours(f"{self._shown_url}{PREFIX}{path} repeated line {after} of the log")
             after = found[-1].id
 
     def wait_for_run(
@@ -434,8 +437,9 @@ class Client:
 
     def list_targets(self) -> schemas.Targets:
         found = part = self._ask(schemas.Targets, "GET", "/targets")
-        while part.next_cursor is not None:
-            part = self._ask(schemas.Targets, "GET", "/targets", params={"cursor": part.next_cursor})
+        seen = set[str]()
+        while (cursor := _advanced(part.next_cursor, seen, f"{self._shown_url}{PREFIX}/targets")) is not None:
+            part = self._ask(schemas.Targets, "GET", "/targets", params={"cursor": cursor})
             found.items += part.items
         found.next_cursor = None
         return found
@@ -517,13 +521,13 @@ class Client:
         return "/".join(["/pipelines", _quoted(pipeline), *rest])
 
     def _pages(self, path: str, model: type[Model], narrowed: Json, limit: int | None) -> Iterator[Model]:
-        left, cursor = limit, None
+        left, cursor, seen = limit, None, set[str]()
         while left is None or left > 0:
             params = dict(narrowed) | {"limit": min(left or _PAGE, _PAGE), "cursor": cursor}
             page = self._ask(schemas.Page[model], "GET", path, params=params)  # type: ignore[valid-type]
             yield from page.items
             left = None if left is None else left - len(page.items)
-            cursor = page.next_cursor
+            cursor = _advanced(page.next_cursor, seen, f"{self._shown_url}{PREFIX}{path}")
             if cursor is None:
                 return
 
@@ -605,6 +609,15 @@ def _as_json(body: Json) -> bytes:
     import orjson  # most calls have no body
 
     return orjson.dumps(dict(body))
+
+
+def _advanced(cursor: str | None, seen: set[str], source: str) -> str | None:
+    """Return the cursor of the next page. One that was sent before would repeat the same pages without end."""
+    if cursor in seen:
+        raise answers.unlike_ours(f"{source} sent the cursor {cursor!r} twice")
+    if cursor is not None:
+        seen.add(cursor)
+    return cursor
 
 
 def _check_media_type(reply: Reply, expected: str) -> None:

@@ -135,3 +135,27 @@ def test_a_name_that_would_leave_the_path_is_not_sent(something: Something, name
         for call in (client.get_pipeline, client.delete_pipeline, client.revoke_token, client.get_run):
             with pytest.raises(errors.NotFound, match=f"'{name}' is neither a name nor an id"):
                 call(name)
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("call", [CALLS["page"], CALLS["whole"], CALLS["graph"]], ids=["page", "whole", "graph"])
+def test_a_repeated_cursor_ends_a_list(something: Something, call: Callable[[Client], object], read: Read) -> None:
+    whole = '"items": [], "allowed": [], "nodes": [], "edges": []'
+    something.content = f'{{{whole}, "next_cursor": "abc"}}'
+    with (
+        Client(something.url, read=read) as client,
+        pytest.raises(errors.CannotConnect, match="the cursor 'abc' twice"),
+    ):
+        call(client)
+
+
+@pytest.mark.timeout(20)
+def test_repeated_lines_end_a_log(something: Something) -> None:
+    line = '{"id": 1, "at": "2025-03-01T12:00:00Z", "level": "info", "topic": "run.started", "payload": {}}'
+    something.content = f'{{"items": [{", ".join([line] * 500)}], "next_cursor": null}}'
+    with Client(something.url) as client, pytest.raises(errors.CannotConnect, match="repeated line 1 of the log"):
+        client.run_log("f3b9")

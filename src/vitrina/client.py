@@ -58,7 +58,7 @@ class Client:
         self._shown_url = calls.without_login(self.url)
         self._headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers["Authorization"] = f"Bearer {_checked(token)}"
         self._timeout_seconds, self._transport = timeout_seconds, transport
         self._calls = calls.open_calls(self.url, self._headers, timeout_seconds, transport)
 
@@ -580,7 +580,9 @@ class Client:
             try:
                 return self._calls.request(method, path, **request)
             except calls.BadAddress as exc:
-                raise errors.ConfigError(f"VITRINA_API_URL {self.url!r} is not an http:// or https:// URL") from exc
+                raise errors.ConfigError(
+                    f"VITRINA_API_URL {self._shown_url!r} is not an http:// or https:// URL"
+                ) from exc
             except calls.NotConnected as exc:
                 if attempt >= _CONNECT_ATTEMPTS:
                     raise self._cannot_connect(exc) from exc
@@ -592,10 +594,20 @@ class Client:
     def _cannot_connect(self, exc: calls.CallFailed) -> errors.VitrinaError:
         if isinstance(exc, calls.NotConnected | calls.ConnectTimedOut):
             return errors.CannotConnect(
-                f"no Vitrina API answers at {self.url}: start one with `vitrina dev` (everything in one)"
+                f"no Vitrina API answers at {self._shown_url}: start one with `vitrina dev` (everything in one)"
                 " or `vitrina api`, or set VITRINA_API_URL to its address"
             )
-        return errors.CannotConnect(f"the Vitrina API at {self.url} closed the connection: {exc}")
+        return errors.CannotConnect(f"the Vitrina API at {self._shown_url} closed the connection: {exc}")
+
+
+def _checked(token: str) -> str:
+    """Refuse a token that no header can carry, without repeating it: the error of the library would show it."""
+    if any(not "!" <= letter <= "~" for letter in token):
+        raise errors.ConfigError(
+            "VITRINA_TOKEN contains a space, a line break or another character that no token has:"
+            " set it to the one line that `vitrina tokens create` printed"
+        )
+    return token
 
 
 def _quoted(part: str | UUID) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from vitrina import answers, errors
+from vitrina import answers, calls, errors
+from vitrina.cli import doctor
 from vitrina.client import Client
+from vitrina.settings import Settings
 
 READS = [answers.validated, answers.plain]
 Read = Callable[[Any, bytes, str], Any]
@@ -159,3 +161,43 @@ def test_repeated_lines_end_a_log(something: Something) -> None:
     something.content = f'{{"items": [{", ".join([line] * 500)}], "next_cursor": null}}'
     with Client(something.url) as client, pytest.raises(errors.CannotConnect, match="repeated line 1 of the log"):
         client.run_log("f3b9")
+
+
+# --- secrets in addresses and tokens --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8000/base", "http://127.0.0.1:8000/base"),
+        ("http://user:s3cr3t@host:1", "http://host:1"),
+        ("https://user:s3/cr3t@s3cr3t#s3cr3t@host/base", "https://host/base"),
+        ("user:s3cr3t@host", "host"),
+    ],
+)
+def test_an_address_is_shown_without_its_login(url: str, shown: str) -> None:
+    assert calls.without_login(url) == shown
+
+
+@pytest.mark.parametrize("address", ["http://user:s3cr3t@127.0.0.1:1", "ftp://user:s3cr3t@host", "u:s3cr3t@host"])
+def test_errors_do_not_show_the_password_of_the_address(address: str) -> None:
+    with pytest.raises(errors.VitrinaError) as caught, Client(address) as client:
+        client.list_pipelines()
+    assert "s3cr3t" not in str(caught.value)
+    assert "s3cr3t" not in doctor._check_api(Settings(api_url=address)).finding
+
+
+def test_answers_do_not_show_the_password_of_the_address(something: Something) -> None:
+    address = something.url.replace("http://", "http://user:s3cr3t@")
+    with Client(address) as client, pytest.raises(errors.CannotConnect, match=UNLIKE) as caught:
+        client.list_pipelines()
+    assert "s3cr3t" not in str(caught.value)
+    something.content = '{"status": "ok", "version": "1", "database": "ok"}'
+    assert doctor._check_api(Settings(api_url=address)).finding == f"{something.url} runs 1"
+
+
+@pytest.mark.parametrize("token", ["abc\ndef", "abc\r\nX: y", "abc def", "abc\x01def", "t\u00f6k\u20acn", "abc\x7f"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(errors.ConfigError, match="VITRINA_TOKEN contains") as caught:
+        Client("http://127.0.0.1:1", token)
+    assert token[:3] not in str(caught.value)

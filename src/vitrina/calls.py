@@ -87,9 +87,23 @@ class Calls(Protocol):
 def open_calls(
     url: str, headers: Mapping[str, str], timeout_seconds: float, transport: "httpx.BaseTransport | None" = None
 ) -> Calls:
+    _check(url)
     if transport is None and is_plain(url):
         return PlainCalls(url, headers, timeout_seconds)
     return HttpxCalls(url, headers, timeout_seconds, transport)
+
+
+def _check(url: str) -> None:
+    """Refuse what the libraries accept and then send to another address, or to none."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise BadAddress(str(exc)) from exc
+    if parts.scheme in ("http", "https") and not host:
+        raise BadAddress("it has no host")
+    if " " in url or not url.isprintable():  # urlsplit leaves out line breaks
+        raise BadAddress("it contains a space or a control character")
 
 
 def is_local(url: str) -> bool:
@@ -212,14 +226,17 @@ class HttpxCalls:
         import httpx
 
         self._library = httpx
-        self._http = httpx.Client(
-            base_url=url,
-            headers=dict(headers),
-            timeout=timeout_seconds,
-            transport=transport,
-            trust_env=not is_local(url),
-            limits=httpx.Limits(keepalive_expiry=_IDLE_SECONDS),
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers=dict(headers),
+                timeout=timeout_seconds,
+                transport=transport,
+                trust_env=not is_local(url),
+                limits=httpx.Limits(keepalive_expiry=_IDLE_SECONDS),
+            )
+        except httpx.InvalidURL as exc:
+            raise BadAddress(str(exc)) from exc
 
     def request(self, method: str, path: str, **request: Any) -> Reply:
         with self._translated():
@@ -248,7 +265,7 @@ class HttpxCalls:
             raise NotConnected(str(exc)) from exc
         except httpx.ConnectTimeout as exc:
             raise ConnectTimedOut(str(exc)) from exc
-        except httpx.TransportError as exc:
+        except httpx.RequestError as exc:
             raise CallFailed(str(exc) or type(exc).__name__) from exc
 
 

@@ -4,7 +4,7 @@ import http
 import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -60,7 +60,10 @@ class Client:
         if token:
             self._headers["Authorization"] = f"Bearer {_checked(token)}"
         self._timeout_seconds, self._transport = timeout_seconds, transport
-        self._calls = calls.open_calls(self.url, self._headers, timeout_seconds, transport)
+        try:
+            self._calls = calls.open_calls(self.url, self._headers, timeout_seconds, transport)
+        except calls.BadAddress as exc:
+            raise self._cannot_connect(exc) from exc
 
     @classmethod
     def from_settings(cls, settings: "Settings") -> Self:
@@ -485,17 +488,15 @@ class Client:
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)
-        streams = calls.HttpxCalls(self.url, self._headers, self._timeout_seconds, self._transport)
         try:
-            with streams.lines(f"{PREFIX}/events", headers) as (reply, lines):
+            streams = calls.HttpxCalls(self.url, self._headers, self._timeout_seconds, self._transport)
+            with closing(streams), streams.lines(f"{PREFIX}/events", headers) as (reply, lines):
                 if reply.is_error:
                     raise _error_of(reply)
                 _check_media_type(reply, headers["Accept"])
                 yield from _events(lines)
         except calls.CallFailed as exc:
             raise self._cannot_connect(exc) from exc
-        finally:
-            streams.close()
 
     def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> schemas.NewToken:
         """Create a token. The answer is the only one with the secret."""
@@ -580,9 +581,7 @@ class Client:
             try:
                 return self._calls.request(method, path, **request)
             except calls.BadAddress as exc:
-                raise errors.ConfigError(
-                    f"VITRINA_API_URL {self._shown_url!r} is not an http:// or https:// URL"
-                ) from exc
+                raise self._cannot_connect(exc) from exc
             except calls.NotConnected as exc:
                 if attempt >= _CONNECT_ATTEMPTS:
                     raise self._cannot_connect(exc) from exc
@@ -592,6 +591,8 @@ class Client:
             time.sleep(_CONNECT_PAUSE_SECONDS * attempt)
 
     def _cannot_connect(self, exc: calls.CallFailed) -> errors.VitrinaError:
+        if isinstance(exc, calls.BadAddress):
+            return errors.ConfigError(f"VITRINA_API_URL {self._shown_url!r} is not an http:// or https:// URL")
         if isinstance(exc, calls.NotConnected | calls.ConnectTimedOut):
             return errors.CannotConnect(
                 f"no Vitrina API answers at {self._shown_url}: start one with `vitrina dev` (everything in one)"

@@ -22,7 +22,10 @@ def of_file(path: Path | None) -> dict[str, str]:
         return {}
     from dotenv import dotenv_values
 
-    return {name: value for name, value in dotenv_values(path).items() if value}
+    try:
+        return {name: value for name, value in dotenv_values(path).items() if value}
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read: {_reason(exc)}") from exc
 
 
 def is_ours(name: str) -> bool:
@@ -38,7 +41,12 @@ def with_files(variables: Mapping[str, str], names: Collection[str] = ()) -> dic
         if not wanted or name in (plain, "ELASTICSEARCH_CA_FILE") or merged.get(plain) or not path:
             continue
         try:
-            merged[plain] = Path(path).read_text().strip()
-        except OSError as exc:
-            raise ConfigError(f"{name}={path} cannot be read: {exc.strerror}") from exc
+            merged[plain] = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{name}={path} cannot be read: {_reason(exc)}") from exc
     return merged
+
+
+def _reason(exc: OSError | UnicodeDecodeError) -> str:
+    """Say why without the error's own words, which for a wrong encoding may quote a secret."""
+    return str(exc.strerror) if isinstance(exc, OSError) else "it is not text in UTF-8"

@@ -213,8 +213,14 @@ def test_since_is_an_age_or_a_time() -> None:
     assert timedelta(hours=2) <= datetime.now(UTC) - since < timedelta(hours=2, minutes=1)
     assert runs.moment("2025-03-01") == datetime(2025, 3, 1, tzinfo=UTC)
     assert runs.moment("2025-03-01T12:00:00+03:00") == datetime(2025, 3, 1, 9, tzinfo=UTC)
-    with pytest.raises(typer.BadParameter, match="'yesterday' is not a time"):
-        runs.moment("yesterday")
+
+
+@pytest.mark.parametrize(
+    "since", ["yesterday", "99999999999d", "9999999d", "\u00b2d", f"{'9' * 5000}h", "-1d", "d", "", "2025-13-01"]
+)
+def test_since_that_is_no_time_is_wrong_usage(since: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"'{since}' is not a time"):
+        runs.moment(since)
 
 
 def test_a_directory_gives_its_documents_by_file_and_nothing_else(tmp_path: Path) -> None:
@@ -260,3 +266,14 @@ def test_an_address_is_announced_whole_and_taken_back(tmp_path: Path, monkeypatc
             assert earlier.read() == "http://127.0.0.1:8000"
             assert address.read_text() == "http://127.0.0.1:8001"
         assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_file_with_something_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VITRINA_API_URL", raising=False)
+    remote.ADDRESS.parent.mkdir()
+    remote.ADDRESS.write_bytes(b"\xff")
+    with pytest.raises(errors.ConfigError, match=r"\.vitrina/api-url does not contain the address"):
+        remote.api()
+    with remote.announced("http://127.0.0.1:8000"):
+        remote.ADDRESS.write_bytes(b"\xff")

@@ -201,3 +201,39 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -
     with pytest.raises(errors.ConfigError, match="VITRINA_TOKEN contains") as caught:
         Client("http://127.0.0.1:1", token)
     assert token[:3] not in str(caught.value)
+
+
+# --- addresses that are none ----------------------------------------------------------------------------------------
+
+NO_ADDRESSES = [
+    "http://[::1",
+    "http://a b",
+    "http://127.0.0.1:abc",
+    "http://127.0.0.1:99999",
+    "http://127.0.0.1:1\nx",
+    "http://127.0.0.1:1/a b",
+    "http://127.0.0.1:1/a\x7f",
+    "http://user@a b",
+    "http://münchen..:1",
+    "http://",
+    "ftp://example",
+    "nowhere",
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+@pytest.mark.parametrize("call", [read_all, CALLS["events"]], ids=["page", "events"])
+def test_an_address_that_is_none_is_an_error_of_the_settings(address: str, call: Callable[[Client], object]) -> None:
+    with pytest.raises(errors.ConfigError, match="is not an http:// or https:// URL"), Client(address) as client:
+        call(client)
+
+
+@pytest.mark.parametrize("call", [read_all, CALLS["events"]], ids=["page", "events"])
+def test_an_answer_that_cannot_be_unpacked_is_an_error_of_the_connection(
+    something: Something, call: Callable[[Client], object]
+) -> None:
+    something.status, something.headers["Content-Encoding"] = 404, "gzip"
+    address = something.url.replace("http://", "http://user@")  # httpx unpacks
+    with Client(address) as client, pytest.raises(errors.CannotConnect):
+        call(client)

@@ -34,6 +34,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         settings.load({"ELASTICSEARCH_API_KEY_FILE": str(tmp_path / "missing")}, dotenv=None)
 
 
+def test_a_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"s3cr3t\xff")
+    with pytest.raises(
+        ConfigError, match=r"VITRINA_TOKEN_FILE=.*token cannot be read: it is not text in UTF-8"
+    ) as named:
+        settings.load({"VITRINA_TOKEN_FILE": str(tmp_path / "token")}, dotenv=None)
+    assert "s3cr3t" not in str(named.value)
+    with pytest.raises(ConfigError, match=r"token cannot be read: it is not text in UTF-8"):
+        settings.load({}, dotenv=tmp_path / "token")
+
+
 CRM = "postgresql://reader:secret@crm.internal/crm"
 
 

@@ -236,10 +236,10 @@ def moment(since: str | None) -> datetime | None:
     if since is None:
         return None
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-    if since[-1:] in units and since[:-1].isdigit():
-        return datetime.now(UTC) - timedelta(**{units[since[-1]]: int(since[:-1])})
     try:
+        if since[-1:] in units and since[:-1].isdecimal():
+            return datetime.now(UTC) - timedelta(**{units[since[-1]]: int(since[:-1])})
         at = datetime.fromisoformat(since)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: before the year 1
         raise typer.BadParameter(f"{since!r} is not a time: write 30m, 2h, 7d, or 2025-03-01T12:00:00Z") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -11,8 +11,11 @@ API_URL = "http://127.0.0.1:8000"
 
 
 def read(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = DOTENV) -> dict[str, str]:
-    """Return all variables, without those of mounted files."""
-    return of_file(dotenv) | dict(os.environ if environ is None else environ)
+    """Return all variables, without those of mounted files. FOO or FOO_FILE of the environment hides both of `.env`."""
+    environ = os.environ if environ is None else environ
+    given = {name.removesuffix("_FILE") for name, value in environ.items() if value and is_ours(name)}
+    of_dotenv = {name: value for name, value in of_file(dotenv).items() if name.removesuffix("_FILE") not in given}
+    return of_dotenv | dict(environ)
 
 
 def of_file(path: Path | None) -> dict[str, str]:

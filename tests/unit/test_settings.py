@@ -45,6 +45,21 @@ def test_a_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
         settings.load({}, dotenv=tmp_path / "token")
 
 
+def test_the_environment_wins_over_dotenv_in_either_form(tmp_path: Path) -> None:
+    mounted, dotenv = tmp_path / "mounted", tmp_path / ".env"
+    mounted.write_text("http://of-the-file\n")
+    dotenv.write_text("VITRINA_API_URL=http://of-dotenv\n")
+    in_file = {"VITRINA_API_URL_FILE": str(mounted)}
+    assert settings.load(in_file, dotenv=dotenv).api_url == "http://of-the-file"
+    assert settings.load({}, dotenv=dotenv).api_url == "http://of-dotenv"
+    assert settings.load({"VITRINA_API_URL_FILE": ""}, dotenv=dotenv).api_url == "http://of-dotenv"
+
+    dotenv.write_text(f"VITRINA_API_URL_FILE={tmp_path / 'missing'}\n")
+    assert settings.load(in_file, dotenv=dotenv).api_url == "http://of-the-file"
+    assert settings.load({"VITRINA_API_URL": "http://here"}, dotenv=dotenv).api_url == "http://here"
+    assert settings.load(in_file | {"VITRINA_API_URL": "http://here"}, dotenv=dotenv).api_url == "http://here"
+
+
 CRM = "postgresql://reader:secret@crm.internal/crm"
 
 

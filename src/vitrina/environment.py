@@ -7,6 +7,8 @@ from pathlib import Path
 from vitrina.errors import ConfigError
 
 DOTENV = Path(".env")
+# Settings whose own names end like the form that names a file.
+_NAMES_OF_SETTINGS = ("ELASTICSEARCH_CA_FILE", "VITRINA_LINEAGE_FILE")
 API_URL = "http://127.0.0.1:8000"
 
 
@@ -41,7 +43,7 @@ def with_files(variables: Mapping[str, str], names: Collection[str] = ()) -> dic
     for name, path in variables.items():
         plain = name.removesuffix("_FILE")
         wanted = plain in names if names else is_ours(name)
-        if not wanted or name in (plain, "ELASTICSEARCH_CA_FILE") or merged.get(plain) or not path:
+        if not wanted or name in (plain, *_NAMES_OF_SETTINGS) or merged.get(plain) or not path:
             continue
         try:
             merged[plain] = Path(path).read_text(encoding="utf-8").strip()

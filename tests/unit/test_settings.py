@@ -60,6 +60,12 @@ def test_the_environment_wins_over_dotenv_in_either_form(tmp_path: Path) -> None
     assert settings.load(in_file | {"VITRINA_API_URL": "http://here"}, dotenv=dotenv).api_url == "http://here"
 
 
+def test_the_file_of_lineage_events_need_not_exist(tmp_path: Path) -> None:
+    """The first event creates it."""
+    events = tmp_path / "lineage.jsonl"
+    assert settings.load({"VITRINA_LINEAGE_FILE": str(events)}, dotenv=None).lineage_file == events
+
+
 CRM = "postgresql://reader:secret@crm.internal/crm"
 
 

@@ -275,9 +275,10 @@ def _limits(field: dict[str, Any]) -> str:
 SETTINGS_HEAD = """\
 # Settings
 
-Environment variables, or lines of a file `.env` in the working directory; the environment wins. Every variable may
-also be given as `<NAME>_FILE=/path`, a file that holds the value. A wrong value stops a process at its start, by
-name. `.env.sample` is the same list, ready to be copied.
+Environment variables, or lines of a file `.env` in the working directory. Every variable may also be given as
+`<NAME>_FILE=/path`, a file that holds the value. In either form, the environment wins over `.env`; in the same place,
+`<NAME>` wins over `<NAME>_FILE`. A wrong value stops a process at its start, by name. `.env.sample` is the same list,
+ready to be copied.
 
 `VITRINA_CONN_<NAME>` adds a source database under the name that pipelines give in `source_connection`.
 `VITRINA_CONN_<NAME>_MAX_CONNECTIONS` and `VITRINA_CONN_<NAME>_STATEMENT_TIMEOUT_SECONDS` are

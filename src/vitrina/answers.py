@@ -10,6 +10,10 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+from vitrina import errors
+
+# Models with a field `items`.
+WITH_ITEMS = ("ApplyReport", "Page", "Targets", "TaskPlan")
 # Fields that hold a time, besides `..._at` and `..._since`.
 _TIMES = frozenset(("answers_request", "as_of", "at", "data_as_of", "lease_until", "since"))
 
@@ -40,20 +44,39 @@ class Models:
         return Named(name)
 
 
-def validated(model: Any, content: bytes) -> Any:
-    return model.load().model_validate_json(content)
+def unlike_ours(name: str) -> errors.CannotConnect:
+    """Return the error for what something else than an API sent: `name` says who answered, and with what."""
+    return errors.CannotConnect(f"{name}, but not as a Vitrina API does: check VITRINA_API_URL")
 
 
-def plain(model: Any, content: bytes) -> Any:
+def validated(model: Any, content: bytes, name: str = "the API answered") -> Any:
+    try:
+        return model.load().model_validate_json(content)
+    except ValueError as exc:
+        raise unlike_ours(name) from exc
+
+
+def plain(model: Any, content: bytes, name: str = "the API answered") -> Any:
     """Read an answer as it was sent. What it does not have, such as a field of a newer version, the model provides."""
-    data = json.loads(content)
-    if not isinstance(data, dict):
-        return validated(model, content)
-    answer = Plain(data, lambda: validated(model, content))
-    if "items" not in data:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as exc:
+        raise unlike_ours(name) from exc
+    if not isinstance(data, dict) or not data:
+        return validated(model, content, name)
+    answer = Plain(data, lambda: validated(model, content, name))
+    # A dict has a method `items`, which would hide the field.
+    if "items" not in data and model.name not in WITH_ITEMS:
         return answer
-    # A dict has a method of this name.
-    return SimpleNamespace(**answer.model_dump()) if model.name == "Page" else validated(model, content)
+    if model.name == "Page" and _is_page(data):
+        return SimpleNamespace(**{"next_cursor": None} | answer.model_dump())
+    return validated(model, content, name)
+
+
+def _is_page(data: dict[str, Any]) -> bool:
+    items, cursor = data.get("items"), data.get("next_cursor")
+    is_list = isinstance(items, list) and all(isinstance(item, dict) for item in items)
+    return is_list and (cursor is None or isinstance(cursor, str))
 
 
 class Plain(dict[str, Any]):
@@ -76,7 +99,13 @@ class Plain(dict[str, Any]):
             return Plain(value, lambda: getattr(self._provide(), name))
         if isinstance(value, list):
             return [self._item(name, place, item) for place, item in enumerate(value)]
-        return datetime.fromisoformat(value) if isinstance(value, str) and is_time(name) else value
+        return self._time(name, value) if isinstance(value, str) and is_time(name) else value
+
+    def _time(self, name: str, value: str) -> Any:
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            return getattr(self._provide(), name)
 
     def _item(self, name: str, place: int, item: Any) -> Any:
         return Plain(item, lambda: getattr(self._provide(), name)[place]) if isinstance(item, dict) else item

@@ -49,10 +49,18 @@ class Reply:
     status_code: int
     content: bytes
     url: str
+    content_type: str = ""
+    # Where a redirect leads. Redirects are not followed: a login page must not be taken for an answer.
+    location: str = ""
 
     @property
     def is_error(self) -> bool:
-        return self.status_code >= 400
+        return not 200 <= self.status_code < 300
+
+    @property
+    def name(self) -> str:
+        """Name the answer for messages: who answered, and with what."""
+        return f"{without_login(self.url)} answered {self.status_code}"
 
     @property
     def text(self) -> str:
@@ -79,9 +87,23 @@ class Calls(Protocol):
 def open_calls(
     url: str, headers: Mapping[str, str], timeout_seconds: float, transport: "httpx.BaseTransport | None" = None
 ) -> Calls:
+    _check(url)
     if transport is None and is_plain(url):
         return PlainCalls(url, headers, timeout_seconds)
     return HttpxCalls(url, headers, timeout_seconds, transport)
+
+
+def _check(url: str) -> None:
+    """Refuse what the libraries accept and then send to another address, or to none."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as exc:
+        raise BadAddress(str(exc)) from exc
+    if parts.scheme in ("http", "https") and not host:
+        raise BadAddress("it has no host")
+    if " " in url or not url.isprintable():  # urlsplit leaves out line breaks
+        raise BadAddress("it contains a space or a control character")
 
 
 def is_local(url: str) -> bool:
@@ -101,6 +123,13 @@ def is_plain(url: str) -> bool:
     return is_local(url) or not any(
         os.environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
     )
+
+
+def without_login(url: str) -> str:
+    """Return a URL as messages show it. A password may contain any character, so the last @ ends the login."""
+    login, _, address = url.rpartition("@")
+    scheme, separator, _ = login.partition("://")
+    return f"{scheme}{separator}{address}" if separator else address
 
 
 class PlainCalls:
@@ -135,7 +164,8 @@ class PlainCalls:
             connection.close()
             raise
         self._keep(connection)
-        return Reply(answer.status, body, f"{self._parts.scheme}://{self._parts.netloc}{target}")
+        url = f"{self._parts.scheme}://{self._parts.netloc}{target}"
+        return Reply(answer.status, body, url, answer.getheader("content-type", ""), answer.getheader("location", ""))
 
     def close(self) -> None:
         with self._lock:
@@ -196,27 +226,30 @@ class HttpxCalls:
         import httpx
 
         self._library = httpx
-        self._http = httpx.Client(
-            base_url=url,
-            headers=dict(headers),
-            timeout=timeout_seconds,
-            transport=transport,
-            trust_env=not is_local(url),
-            limits=httpx.Limits(keepalive_expiry=_IDLE_SECONDS),
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers=dict(headers),
+                timeout=timeout_seconds,
+                transport=transport,
+                trust_env=not is_local(url),
+                limits=httpx.Limits(keepalive_expiry=_IDLE_SECONDS),
+            )
+        except httpx.InvalidURL as exc:
+            raise BadAddress(str(exc)) from exc
 
     def request(self, method: str, path: str, **request: Any) -> Reply:
         with self._translated():
             found = self._http.request(method, path, **request)
-        return Reply(found.status_code, found.content, str(found.request.url))
+        return _reply(found, found.content)
 
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str]) -> Iterator[tuple[Reply, Iterator[str]]]:
         """Yield an answer without its content, and its lines as they are sent; an error has its whole content."""
         patient = self._library.Timeout(10.0, read=_STREAM_SILENCE_SECONDS)
         with self._translated(), self._http.stream("GET", path, headers=dict(headers), timeout=patient) as found:
-            content = found.read() if found.is_error else b""
-            yield Reply(found.status_code, content, str(found.request.url)), found.iter_lines()
+            content = b"" if found.is_success else found.read()
+            yield _reply(found, content), found.iter_lines()
 
     def close(self) -> None:
         self._http.close()
@@ -232,5 +265,12 @@ class HttpxCalls:
             raise NotConnected(str(exc)) from exc
         except httpx.ConnectTimeout as exc:
             raise ConnectTimedOut(str(exc)) from exc
-        except httpx.TransportError as exc:
+        except httpx.RequestError as exc:
             raise CallFailed(str(exc) or type(exc).__name__) from exc
+
+
+def _reply(found: "httpx.Response", content: bytes) -> Reply:
+    headers = found.headers
+    return Reply(
+        found.status_code, content, str(found.request.url), headers.get("content-type", ""), headers.get("location", "")
+    )

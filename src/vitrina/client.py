@@ -1,8 +1,11 @@
 """The Python client: every call of the API, typed and synchronous. Errors have the messages of the server."""
 
+import http
 import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -34,6 +37,8 @@ _DRAWN = 2000
 # By how much a clock may be set back without hiding a run from the caller that waits for it.
 _CLOCK_STEP = timedelta(hours=1)
 _LOG_PAGE = 500
+# What the API sends as files.
+_MEDIA_TYPES = {"csv": "text/csv", "json": "application/json", "yaml": "application/yaml"}
 
 
 class Client:
@@ -46,15 +51,19 @@ class Client:
         *,
         timeout_seconds: float = 30.0,
         transport: "httpx.BaseTransport | None" = None,
-        read: Callable[[Any, bytes], Any] = answers.validated,
+        read: Callable[[Any, bytes, str], Any] = answers.validated,
     ) -> None:
         self._read = read
         self.url = url.rstrip("/")
+        self._shown_url = calls.without_login(self.url)
         self._headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers["Authorization"] = f"Bearer {_checked(token)}"
         self._timeout_seconds, self._transport = timeout_seconds, transport
-        self._calls = calls.open_calls(self.url, self._headers, timeout_seconds, transport)
+        try:
+            self._calls = calls.open_calls(self.url, self._headers, timeout_seconds, transport)
+        except calls.BadAddress as exc:
+            raise self._cannot_connect(exc) from exc
 
     @classmethod
     def from_settings(cls, settings: "Settings") -> Self:
@@ -102,17 +111,18 @@ class Client:
         """Get which pipeline reads what, and which runs after which, of all pipelines."""
         nodes: Json = {}
         edges: list[Json] = []
-        cursor = None
+        cursor, seen = None, set[str]()
         while True:
-            params = {"limit": _DRAWN, "cursor": cursor}
-            part = json.loads(self._send("GET", "/graph", params=params).content)
-            # A table that several parts show is one node.
-            nodes = {**nodes, **{node["id"]: node for node in part["nodes"]}}
-            edges += part["edges"]
-            cursor = part.get("next_cursor")
+            reply = self._send("GET", "/graph", params={"limit": _DRAWN, "cursor": cursor})
+            with _understood(reply):
+                part = reply.json()
+                # A table that several parts show is one node.
+                nodes = {**nodes, **{node["id"]: node for node in part["nodes"]}}
+                edges += part["edges"]
+                cursor = _advanced(part.get("next_cursor"), seen, reply.name)
             if cursor is None:
                 whole = {"nodes": list(nodes.values()), "edges": edges, "next_cursor": None}
-                return self._parsed(schemas.Graph, json.dumps(whole).encode())
+                return self._parsed(schemas.Graph, replace(reply, content=json.dumps(whole).encode()))
 
     def get_pipeline(self, pipeline: str | UUID) -> schemas.Pipeline:
         return self._ask(schemas.Pipeline, "GET", self._of(pipeline))
@@ -127,7 +137,7 @@ class Client:
         )
 
     def delete_pipeline(self, pipeline: str | UUID, *, version: int | None = None) -> None:
-        self._send("DELETE", self._of(pipeline), headers=_if_match(version))
+        self._delete(self._of(pipeline), headers=_if_match(version))
 
     def get_tasks(self, pipeline: str | UUID) -> list[schemas.Task]:
         return self._ask(schemas.TaskPlan, "GET", self._of(pipeline, "tasks")).items
@@ -231,6 +241,8 @@ class Client:
             lines += found
             if len(found) < _LOG_PAGE:
                 return lines
+            if found[-1].id <= after:
+                raise answers.unlike_ours(f"{self._shown_url}{PREFIX}{path} repeated line {after} of the log")
             after = found[-1].id
 
     def wait_for_run(
@@ -327,7 +339,8 @@ class Client:
 
     def differences(self, pipeline: str | UUID, file_format: Literal["csv", "json"]) -> bytes:
         """Get the keys that the latest finished report lists, as a file."""
-        return self._send("GET", self._of(pipeline, "reconcile", "differences"), params={"format": file_format}).content
+        path, sent_as = self._of(pipeline, "reconcile", "differences"), _MEDIA_TYPES[file_format]
+        return self._file(path, sent_as, {"format": file_format}).content
 
     def get_request(self, request_id: str | UUID) -> schemas.Request:
         return self._ask(schemas.Request, "GET", f"/requests/{_quoted(request_id)}")
@@ -388,12 +401,15 @@ class Client:
 
     def export(self, pipelines: Sequence[str] = ()) -> str:
         """Get the pipelines as YAML documents, byte for byte the same for the same definitions."""
-        return self._send("GET", "/export", params={"name": list(pipelines)}).text
+        reply = self._file("/export", _MEDIA_TYPES["yaml"], {"name": list(pipelines)})
+        with _understood(reply):
+            return reply.text
 
     def pipeline_schema(self) -> dict[str, Any]:
         """Get the JSON schema of such a document, for editors."""
-        found: dict[str, Any] = self._send("GET", "/schema/pipeline.json").json()
-        return found
+        reply = self._send("GET", "/schema/pipeline.json")
+        with _understood(reply):
+            return dict(reply.json())
 
     # --- the installation --------------------------------------------------------------------------------------
 
@@ -420,12 +436,13 @@ class Client:
         return self._ask(schemas.Connection, "PUT", f"/connections/{_quoted(name)}", body={"url": url})
 
     def remove_connection(self, name: str) -> None:
-        self._send("DELETE", f"/connections/{_quoted(name)}")
+        self._delete(f"/connections/{_quoted(name)}")
 
     def list_targets(self) -> schemas.Targets:
         found = part = self._ask(schemas.Targets, "GET", "/targets")
-        while part.next_cursor is not None:
-            part = self._ask(schemas.Targets, "GET", "/targets", params={"cursor": part.next_cursor})
+        seen = set[str]()
+        while (cursor := _advanced(part.next_cursor, seen, f"{self._shown_url}{PREFIX}/targets")) is not None:
+            part = self._ask(schemas.Targets, "GET", "/targets", params={"cursor": cursor})
             found.items += part.items
         found.next_cursor = None
         return found
@@ -471,16 +488,15 @@ class Client:
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)
-        streams = calls.HttpxCalls(self.url, self._headers, self._timeout_seconds, self._transport)
         try:
-            with streams.lines(f"{PREFIX}/events", headers) as (reply, lines):
+            streams = calls.HttpxCalls(self.url, self._headers, self._timeout_seconds, self._transport)
+            with closing(streams), streams.lines(f"{PREFIX}/events", headers) as (reply, lines):
                 if reply.is_error:
                     raise _error_of(reply)
+                _check_media_type(reply, headers["Accept"])
                 yield from _events(lines)
         except calls.CallFailed as exc:
             raise self._cannot_connect(exc) from exc
-        finally:
-            streams.close()
 
     def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> schemas.NewToken:
         """Create a token. The answer is the only one with the secret."""
@@ -491,15 +507,14 @@ class Client:
         return self._ask(schemas.Page[schemas.Token], "GET", "/tokens").items
 
     def revoke_token(self, name: str) -> None:
-        self._send("DELETE", f"/tokens/{_quoted(name)}")
+        self._delete(f"/tokens/{_quoted(name)}")
 
     def health(self) -> schemas.Health:
         """Get the health. No error is raised when it is bad: look at `status`."""
-        response = self._request("GET", "/health", repeatable=True)
-        return self._parsed(schemas.Health, response.content)
+        return self._parsed(schemas.Health, self._request("GET", "/health", repeatable=True))
 
     def version(self) -> schemas.VersionInfo:
-        return self._parsed(schemas.VersionInfo, self._request("GET", "/version", repeatable=True).content)
+        return self._parsed(schemas.VersionInfo, self._request("GET", "/version", repeatable=True))
 
     # --- transport ---------------------------------------------------------------------------------------------
 
@@ -507,22 +522,33 @@ class Client:
         return "/".join(["/pipelines", _quoted(pipeline), *rest])
 
     def _pages(self, path: str, model: type[Model], narrowed: Json, limit: int | None) -> Iterator[Model]:
-        left, cursor = limit, None
+        left, cursor, seen = limit, None, set[str]()
         while left is None or left > 0:
             params = dict(narrowed) | {"limit": min(left or _PAGE, _PAGE), "cursor": cursor}
             page = self._ask(schemas.Page[model], "GET", path, params=params)  # type: ignore[valid-type]
             yield from page.items
             left = None if left is None else left - len(page.items)
-            cursor = page.next_cursor
+            cursor = _advanced(page.next_cursor, seen, f"{self._shown_url}{PREFIX}{path}")
             if cursor is None:
                 return
 
     def _ask(self, model: type[Model], method: str, path: str, **request: Any) -> Model:
-        return self._parsed(model, self._send(method, path, **request).content)
+        return self._parsed(model, self._send(method, path, **request))
 
-    def _parsed(self, model: type[Model], content: bytes) -> Model:
-        found: Model = self._read(model, content)
+    def _parsed(self, model: type[Model], reply: Reply) -> Model:
+        found: Model = self._read(model, reply.content, reply.name)
         return found
+
+    def _file(self, path: str, media_type: str, params: Json) -> Reply:
+        reply = self._send("GET", path, params=params)
+        _check_media_type(reply, media_type)
+        return reply
+
+    def _delete(self, path: str, headers: Json | None = None) -> None:
+        """Delete what is there. An API answers without content, and anything else may have deleted nothing."""
+        reply = self._send("DELETE", path, headers=headers)
+        if reply.status_code != http.HTTPStatus.NO_CONTENT:
+            raise answers.unlike_ours(reply.name)
 
     def _send(
         self,
@@ -555,7 +581,7 @@ class Client:
             try:
                 return self._calls.request(method, path, **request)
             except calls.BadAddress as exc:
-                raise errors.ConfigError(f"VITRINA_API_URL {self.url!r} is not an http:// or https:// URL") from exc
+                raise self._cannot_connect(exc) from exc
             except calls.NotConnected as exc:
                 if attempt >= _CONNECT_ATTEMPTS:
                     raise self._cannot_connect(exc) from exc
@@ -565,15 +591,30 @@ class Client:
             time.sleep(_CONNECT_PAUSE_SECONDS * attempt)
 
     def _cannot_connect(self, exc: calls.CallFailed) -> errors.VitrinaError:
+        if isinstance(exc, calls.BadAddress):
+            return errors.ConfigError(f"VITRINA_API_URL {self._shown_url!r} is not an http:// or https:// URL")
         if isinstance(exc, calls.NotConnected | calls.ConnectTimedOut):
             return errors.CannotConnect(
-                f"no Vitrina API answers at {self.url}: start one with `vitrina dev` (everything in one)"
+                f"no Vitrina API answers at {self._shown_url}: start one with `vitrina dev` (everything in one)"
                 " or `vitrina api`, or set VITRINA_API_URL to its address"
             )
-        return errors.CannotConnect(f"the Vitrina API at {self.url} closed the connection: {exc}")
+        return errors.CannotConnect(f"the Vitrina API at {self._shown_url} closed the connection: {exc}")
+
+
+def _checked(token: str) -> str:
+    """Refuse a token that no header can carry, without repeating it: the error of the library would show it."""
+    if any(not "!" <= letter <= "~" for letter in token):
+        raise errors.ConfigError(
+            "VITRINA_TOKEN contains a space, a line break or another character that no token has:"
+            " set it to the one line that `vitrina tokens create` printed"
+        )
+    return token
 
 
 def _quoted(part: str | UUID) -> str:
+    # Such a part would leave the path, which then means something else.
+    if str(part) in ("", ".", ".."):
+        raise errors.NotFound(f"{str(part)!r} is neither a name nor an id: take one from the list that shows them")
     return quote(str(part), safe="")
 
 
@@ -581,6 +622,30 @@ def _as_json(body: Json) -> bytes:
     import orjson  # most calls have no body
 
     return orjson.dumps(dict(body))
+
+
+def _advanced(cursor: str | None, seen: set[str], source: str) -> str | None:
+    """Return the cursor of the next page. One that was sent before would repeat the same pages without end."""
+    if cursor in seen:
+        raise answers.unlike_ours(f"{source} sent the cursor {cursor!r} twice")
+    if cursor is not None:
+        seen.add(cursor)
+    return cursor
+
+
+def _check_media_type(reply: Reply, expected: str) -> None:
+    """Refuse a page that something else than an API sent, where the content itself says nothing about its sender."""
+    if reply.content_type.partition(";")[0].strip().lower() != expected:
+        raise answers.unlike_ours(reply.name)
+
+
+@contextmanager
+def _understood(reply: Reply) -> Iterator[None]:
+    """Translate what goes wrong while an answer without a model is read."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as exc:
+        raise answers.unlike_ours(reply.name) from exc
 
 
 def _if_match(version: int | None) -> dict[str, str]:
@@ -608,14 +673,22 @@ _BY_STATUS: dict[int, type[errors.RequestError]] = {
 }
 
 
+def _address(location: str) -> str:
+    """Return where a redirect leads, without what a login page is told in its query."""
+    return calls.without_login(location.partition("?")[0])
+
+
 def _error_of(response: Reply) -> errors.VitrinaError:
     """Turn the server's problem document into the error of the same meaning."""
-    try:
-        problem = answers.validated(schemas.Problem, response.content)
-    except ValueError:
+    if response.location and 300 <= response.status_code < 400:
         return errors.CannotConnect(
-            f"{response.url} answered {response.status_code}, but not as a Vitrina API does: check VITRINA_API_URL"
+            f"{response.name}, a redirect to {_address(response.location)}, which is not followed:"
+            " set VITRINA_API_URL to the address of the API itself"
         )
+    try:
+        problem = answers.validated(schemas.Problem, response.content, response.name)
+    except errors.CannotConnect as unlike:
+        return unlike
     if response.status_code == 422:
         fields = tuple(errors.FieldError(field.path, field.message, field.code) for field in problem.errors)
         return errors.Invalid(problem.detail, fields)

@@ -7,12 +7,17 @@ from pathlib import Path
 from vitrina.errors import ConfigError
 
 DOTENV = Path(".env")
+# Settings whose own names end like the form that names a file.
+_NAMES_OF_SETTINGS = ("ELASTICSEARCH_CA_FILE", "VITRINA_LINEAGE_FILE")
 API_URL = "http://127.0.0.1:8000"
 
 
 def read(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = DOTENV) -> dict[str, str]:
-    """Return all variables, without those of mounted files."""
-    return of_file(dotenv) | dict(os.environ if environ is None else environ)
+    """Return all variables, without those of mounted files. FOO or FOO_FILE of the environment hides both of `.env`."""
+    environ = os.environ if environ is None else environ
+    given = {name.removesuffix("_FILE") for name, value in environ.items() if value and is_ours(name)}
+    of_dotenv = {name: value for name, value in of_file(dotenv).items() if name.removesuffix("_FILE") not in given}
+    return of_dotenv | dict(environ)
 
 
 def of_file(path: Path | None) -> dict[str, str]:
@@ -22,7 +27,10 @@ def of_file(path: Path | None) -> dict[str, str]:
         return {}
     from dotenv import dotenv_values
 
-    return {name: value for name, value in dotenv_values(path).items() if value}
+    try:
+        return {name: value for name, value in dotenv_values(path).items() if value}
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read: {_reason(exc)}") from exc
 
 
 def is_ours(name: str) -> bool:
@@ -35,10 +43,15 @@ def with_files(variables: Mapping[str, str], names: Collection[str] = ()) -> dic
     for name, path in variables.items():
         plain = name.removesuffix("_FILE")
         wanted = plain in names if names else is_ours(name)
-        if not wanted or name in (plain, "ELASTICSEARCH_CA_FILE") or merged.get(plain) or not path:
+        if not wanted or name in (plain, *_NAMES_OF_SETTINGS) or merged.get(plain) or not path:
             continue
         try:
-            merged[plain] = Path(path).read_text().strip()
-        except OSError as exc:
-            raise ConfigError(f"{name}={path} cannot be read: {exc.strerror}") from exc
+            merged[plain] = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{name}={path} cannot be read: {_reason(exc)}") from exc
     return merged
+
+
+def _reason(exc: OSError | UnicodeDecodeError) -> str:
+    """Say why without the error's own words, which for a wrong encoding may quote a secret."""
+    return str(exc.strerror) if isinstance(exc, OSError) else "it is not text in UTF-8"

@@ -138,6 +138,8 @@ def test_without_an_api_it_says_how_to_start_one(alone: Installation) -> None:
     [
         ({"VITRINA_LOG_LEVEL": "loud"}, "VITRINA_LOG_LEVEL"),
         ({"VITRINA_API_URL": "nowhere"}, "VITRINA_API_URL 'nowhere' is not an http:// or https:// URL"),
+        ({"VITRINA_API_URL": "http://[::1"}, "VITRINA_API_URL 'http://[::1' is not an http:// or https:// URL"),
+        ({"VITRINA_TOKEN": "abc\ndef"}, "VITRINA_TOKEN contains a space, a line break or another character"),
         ({"VITRINA_TOKEN_FILE": "/does/not/exist"}, "VITRINA_TOKEN_FILE=/does/not/exist cannot be read"),
     ],
 )
@@ -154,6 +156,7 @@ def test_wrong_settings_are_named(alone: Installation, variables: dict[str, str]
         ["runn"],
         ["run"],
         ["runs", "--since", "yesterday"],
+        ["runs", "--since", "9999999d"],
         ["runs", "-o", "xml"],
         ["state", "--reset"],
         ["validate"],

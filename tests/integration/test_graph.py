@@ -191,7 +191,7 @@ def test_a_part_of_the_name_narrows_the_graph_and_no_edge_ends_nowhere(api: http
 
 @pytest.mark.parametrize("read", [answers.validated, answers.plain])
 def test_the_client_gets_all_parts(
-    api: httpx.Client, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any, bytes], Any]
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any, bytes, str], Any]
 ) -> None:
     monkeypatch.setattr(client, "_DRAWN", 1)
     for definition in (FILMS, AFTER_FILMS):

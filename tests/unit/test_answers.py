@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vitrina import answers, schemas
+from vitrina import answers, errors, schemas
 from vitrina.answers import Models, Plain, is_time, plain
 
 MODELS = [
@@ -40,6 +40,8 @@ def test_no_field_is_hidden_by_a_method_of_mappings() -> None:
     taken = {name for name in dir(Plain) if not name.startswith("_")}
     paged = {name for model in MODELS for name in model.model_fields if name in taken}
     assert paged <= {"items"}, "plain() has to treat these as it treats `items`"
+    with_items = {model.__name__ for model in MODELS if "items" in model.model_fields}
+    assert with_items == set(answers.WITH_ITEMS), "plain() has to know which models have items"
 
 
 def test_every_model_that_the_client_names_is_there() -> None:
@@ -59,6 +61,13 @@ def test_times_are_times_and_texts_are_texts() -> None:
     assert read.last_processed_key == "2025-03-01T12:00:00Z"
     assert read.model_dump(exclude={"pipeline_id"}).keys() == {"updated_at", "last_processed_key"}
     assert json.loads(json.dumps(read)) == CHECKPOINT
+
+
+def test_a_time_that_no_datetime_holds_is_refused() -> None:
+    sent = CHECKPOINT | {"updated_at": "infinity"}
+    read = plain(named.Checkpoint, json.dumps(sent).encode(), "http://api answered 200")
+    with pytest.raises(errors.CannotConnect, match="http://api answered 200, but not as"):
+        _ = read.updated_at
 
 
 def test_what_was_not_sent_is_provided_by_the_model() -> None:
@@ -83,6 +92,6 @@ def test_a_page_has_its_items() -> None:
 
 
 def test_an_answer_that_is_no_object_is_refused() -> None:
-    with pytest.raises(ValueError, match="Checkpoint"):
+    with pytest.raises(errors.CannotConnect, match="the API answered, but not as a Vitrina API does"):
         plain(named.Checkpoint, b"[]")
     assert answers.validated(named.VersionInfo, b'{"version": "1", "api": "v1"}').api == "v1"

@@ -5,6 +5,7 @@ import re
 import resource
 import subprocess
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
@@ -182,8 +183,39 @@ def thing(name: str) -> SimpleNamespace:
 
 
 def test_data_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    output.show_table([["\x1b[2Jgone\r\nnext"]], ["value"])
+    output.show_table([["\x1b[2Jgone\r\nnext"]], ["value\x1b[2J"])
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_field_cannot_steer_the_terminal_and_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    sent = {"description": "red \x1b[31m\r\n\ttext\u3000\u202e\x9b2J"}
+    output.show_one(sent, sent, Format.TABLE)
+    assert capsys.readouterr().out.splitlines() == [
+        "description  red \ufffd[31m",
+        "             \ttext\u3000\ufffd\ufffd2J",
+    ]
+    output.show_one(sent, sent, Format.JSON)
+    assert json.loads(capsys.readouterr().out) == sent
+
+
+def test_errors_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = SimpleNamespace(**vars(thing("films")) | {"error_message": "bad \x1b[2J row", "next_step": "\x1b[2J"})
+    failed.metrics = {"checks": [{"name": "\x1b", "result": "failed", "found": "\x1b", "offending_rows": ["\x1b"]}]}
+    runs.show_runs([failed])  # type: ignore[list-item]
+    runs.print_line(failed.started_at, "\x1b", "\x1b")
+    exits.report(errors.Invalid("\x1b[2J", (errors.FieldError("\x1b", "\x1b"),)))
+    written = capsys.readouterr()
+    assert "films: bad \ufffd[2J row" in written.err
+    assert "\x1b" not in written.out + written.err
+
+
+def test_the_history_of_runs_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = SimpleNamespace(**vars(thing("films")) | {"error_message": "bad \x1b[2J row"})
+    monkeypatch.setattr(remote, "api", lambda: nullcontext(SimpleNamespace(list_runs=lambda *_, **__: [failed])))
+    runs.runs()
+    assert capsys.readouterr().out.endswith("films: bad \ufffd[2J row\n")
 
 
 def test_fields_without_a_value_are_left_out_and_long_ones_stay_aligned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,8 +245,14 @@ def test_since_is_an_age_or_a_time() -> None:
     assert timedelta(hours=2) <= datetime.now(UTC) - since < timedelta(hours=2, minutes=1)
     assert runs.moment("2025-03-01") == datetime(2025, 3, 1, tzinfo=UTC)
     assert runs.moment("2025-03-01T12:00:00+03:00") == datetime(2025, 3, 1, 9, tzinfo=UTC)
-    with pytest.raises(typer.BadParameter, match="'yesterday' is not a time"):
-        runs.moment("yesterday")
+
+
+@pytest.mark.parametrize(
+    "since", ["yesterday", "99999999999d", "9999999d", "\u00b2d", f"{'9' * 5000}h", "-1d", "d", "", "2025-13-01"]
+)
+def test_since_that_is_no_time_is_wrong_usage(since: str) -> None:
+    with pytest.raises(typer.BadParameter, match=f"'{since}' is not a time"):
+        runs.moment(since)
 
 
 def test_a_directory_gives_its_documents_by_file_and_nothing_else(tmp_path: Path) -> None:
@@ -260,3 +298,14 @@ def test_an_address_is_announced_whole_and_taken_back(tmp_path: Path, monkeypatc
             assert earlier.read() == "http://127.0.0.1:8000"
             assert address.read_text() == "http://127.0.0.1:8001"
         assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_file_with_something_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VITRINA_API_URL", raising=False)
+    remote.ADDRESS.parent.mkdir()
+    remote.ADDRESS.write_bytes(b"\xff")
+    with pytest.raises(errors.ConfigError, match=r"\.vitrina/api-url does not contain the address"):
+        remote.api()
+    with remote.announced("http://127.0.0.1:8000"):
+        remote.ADDRESS.write_bytes(b"\xff")

@@ -34,6 +34,38 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         settings.load({"ELASTICSEARCH_API_KEY_FILE": str(tmp_path / "missing")}, dotenv=None)
 
 
+def test_a_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"s3cr3t\xff")
+    with pytest.raises(
+        ConfigError, match=r"VITRINA_TOKEN_FILE=.*token cannot be read: it is not text in UTF-8"
+    ) as named:
+        settings.load({"VITRINA_TOKEN_FILE": str(tmp_path / "token")}, dotenv=None)
+    assert "s3cr3t" not in str(named.value)
+    with pytest.raises(ConfigError, match=r"token cannot be read: it is not text in UTF-8"):
+        settings.load({}, dotenv=tmp_path / "token")
+
+
+def test_the_environment_wins_over_dotenv_in_either_form(tmp_path: Path) -> None:
+    mounted, dotenv = tmp_path / "mounted", tmp_path / ".env"
+    mounted.write_text("http://of-the-file\n")
+    dotenv.write_text("VITRINA_API_URL=http://of-dotenv\n")
+    in_file = {"VITRINA_API_URL_FILE": str(mounted)}
+    assert settings.load(in_file, dotenv=dotenv).api_url == "http://of-the-file"
+    assert settings.load({}, dotenv=dotenv).api_url == "http://of-dotenv"
+    assert settings.load({"VITRINA_API_URL_FILE": ""}, dotenv=dotenv).api_url == "http://of-dotenv"
+
+    dotenv.write_text(f"VITRINA_API_URL_FILE={tmp_path / 'missing'}\n")
+    assert settings.load(in_file, dotenv=dotenv).api_url == "http://of-the-file"
+    assert settings.load({"VITRINA_API_URL": "http://here"}, dotenv=dotenv).api_url == "http://here"
+    assert settings.load(in_file | {"VITRINA_API_URL": "http://here"}, dotenv=dotenv).api_url == "http://here"
+
+
+def test_the_file_of_lineage_events_need_not_exist(tmp_path: Path) -> None:
+    """The first event creates it."""
+    events = tmp_path / "lineage.jsonl"
+    assert settings.load({"VITRINA_LINEAGE_FILE": str(events)}, dotenv=None).lineage_file == events
+
+
 CRM = "postgresql://reader:secret@crm.internal/crm"
 
 

@@ -8,7 +8,7 @@ import typer
 
 from vitrina.cli import files, local, remote
 from vitrina.cli.exits import ExitCode
-from vitrina.cli.output import Format, Output, show_data, show_one, show_table, text
+from vitrina.cli.output import Format, Output, clean, show_data, show_one, show_table, text
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import RunError
 
@@ -169,10 +169,10 @@ def result_of(client: "Client", request: "Request", timeout: float) -> dict[str,
 
 def _print_report(report: "ValidationReport") -> None:
     for warning in report.warnings:
-        local.say(f"warning: {warning}")
+        local.say(clean(f"warning: {warning}"))
     problems = _problems(report)
     for problem in problems:
-        print(problem)
+        print(clean(problem))
     if not problems:
         print("valid")
         if report.deep and report.deep.result:

@@ -103,16 +103,18 @@ def print_findings(findings: list[Finding]) -> None:
 
 
 def _check_api(settings: "Settings") -> Finding:
+    from vitrina.calls import without_login
     from vitrina.client import Client
 
-    with Client.from_settings(settings) as client:
-        try:
+    try:
+        with Client.from_settings(settings) as client:
             health = client.health()
-        except VitrinaError as exc:
-            return problem("api", exc.message, "start it with `vitrina api`, or correct VITRINA_API_URL")
+    except VitrinaError as exc:
+        return problem("api", exc.message, "start it with `vitrina api`, or correct VITRINA_API_URL")
+    address = without_login(settings.api_url)
     if health.status != "ok":
-        return problem("api", f"{settings.api_url} says {health.status}, database {health.database}", "see its logs")
-    return ok("api", f"{settings.api_url} runs {health.version}")
+        return problem("api", f"{address} says {health.status}, database {health.database}", "see its logs")
+    return ok("api", f"{address} runs {health.version}")
 
 
 def _check_database(settings: "Settings") -> Iterator[Finding]:

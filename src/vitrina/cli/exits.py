@@ -35,9 +35,11 @@ def code_of(error: errors.VitrinaError) -> ExitCode:
 
 def report(error: errors.VitrinaError) -> ExitCode:
     """Print an error to standard error, field by field if it is about fields, and return the exit code."""
-    sys.stderr.write(f"error: {error.message}\n")
+    from vitrina.cli.output import clean
+
+    sys.stderr.write(clean(f"error: {error.message}\n"))
     fields = error.fields if isinstance(error, errors.Invalid) else ()
     for field in fields:
         if field.message not in error.message:
-            sys.stderr.write(f"  {field.path}: {field.message}\n")
+            sys.stderr.write(clean(f"  {field.path}: {field.message}\n"))
     return code_of(error)

@@ -11,7 +11,7 @@ import typer
 
 from vitrina.cli import files, local, remote
 from vitrina.cli.exits import ExitCode
-from vitrina.cli.output import Format, Output, show_data
+from vitrina.cli.output import Format, Output, clean, show_data
 
 if TYPE_CHECKING:
     from vitrina.schemas import ApplyReport, ManifestChange
@@ -97,7 +97,7 @@ def _show(report: "ApplyReport", output: Format) -> None:
         return
     for item in report.items:
         for line in _lines(item):
-            print(line)
+            print(clean(line))
 
 
 def _lines(item: "ManifestChange") -> list[str]:

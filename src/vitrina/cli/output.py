@@ -67,7 +67,7 @@ def show_one(item: Any, fields: Mapping[str, object], output: Format) -> None:
     if output is not Format.TABLE:
         show_data(item, output)
         return
-    shown = {name: text(value) for name, value in fields.items() if value not in (None, "", [], {})}
+    shown = {name: clean(text(value)) for name, value in fields.items() if value not in (None, "", [], {})}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
         first, *rest = value.splitlines() or [""]
@@ -124,6 +124,7 @@ def show_table(
 
     With `are_data`, numbers are values of rows, such as years, and not counts.
     """
+    titles = [_one_line(name) for name in titles]
     if are_data:
         rows = [[_as_data(value) for value in row] for row in rows]
     if sys.stdout.isatty():
@@ -180,6 +181,16 @@ def text(value: object) -> str:
             return json.dumps(value, ensure_ascii=False, default=str)
         case _:
             return str(value)
+
+
+def clean(shown: str) -> str:
+    """Replace control characters but keep lines: data must not control the user's terminal."""
+    return "".join(letter if _is_harmless(letter) else "\ufffd" for letter in shown.replace("\r\n", "\n"))
+
+
+def _is_harmless(letter: str) -> bool:
+    # Other spaces, such as the ideographic one, are not printable by name but only take room.
+    return letter.isprintable() or letter in "\n\t" or (letter >= "\xa0" and letter.isspace())
 
 
 def duration(seconds: float | None) -> str:
@@ -276,5 +287,5 @@ def _numeric_columns(rows: Sequence[Sequence[object]], count: int) -> list[bool]
 
 
 def _one_line(value: object) -> str:
-    """Remove line breaks and control characters: data must not control the user's terminal."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text(value).split()))
+    """Remove line breaks and control characters."""
+    return clean(" ".join(text(value).split()))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from vitrina.cli import local
-from vitrina.cli.output import console
+from vitrina.cli.output import clean, console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -115,4 +115,4 @@ def _ranges(seen: "PipelineStatus") -> str:
 def _waiting(seen: "PipelineStatus") -> str:
     """Format why there is no progress: the run waits for an unreachable server."""
     reason = seen.run.metrics.get("waiting") if seen.run and seen.progress else None
-    return f", waiting: {reason}" if reason else ""
+    return clean(f", waiting: {reason}") if reason else ""

@@ -36,7 +36,7 @@ def announced(url: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
+        with suppress(OSError, UnicodeDecodeError):
             if ADDRESS.read_text() == url:  # a second `vitrina dev` may have started
                 ADDRESS.unlink()
                 if is_directory_ours:
@@ -61,10 +61,20 @@ def _address_and_token() -> tuple[str, str | None]:
     if not ours <= set(WANTED):
         local.load_settings()
     url, token = (environment.with_files(variables, WANTED).get(name) or None for name in WANTED)
-    if url is None:
-        with suppress(OSError):
-            url = ADDRESS.read_text()
-    return url or environment.API_URL, token
+    return url or _announced() or environment.API_URL, token
+
+
+def _announced() -> str | None:
+    from vitrina.errors import ConfigError
+
+    try:
+        return ADDRESS.read_text()
+    except OSError:
+        return None
+    except UnicodeDecodeError as exc:
+        raise ConfigError(
+            f"{ADDRESS} does not contain the address of a `vitrina dev`: remove it, or set VITRINA_API_URL"
+        ) from exc
 
 
 def complete_pipeline(incomplete: str) -> list[str]:

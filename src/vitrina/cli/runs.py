@@ -9,7 +9,7 @@ import typer
 
 from vitrina.cli import local, remote, several
 from vitrina.cli.exits import ExitCode
-from vitrina.cli.output import Column, Format, Output, ago, show_columns, show_data, show_list, text
+from vitrina.cli.output import Column, Format, Output, ago, clean, show_columns, show_data, show_list, text
 from vitrina.cli.pipelines import show_accepted
 from vitrina.cli.progress import watching
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
@@ -133,7 +133,7 @@ def runs(
     show_list(found, HISTORY_COLUMNS, output, empty="no runs yet: request one with `vitrina run NAME --wait`")
     for one in found if output is Format.TABLE else ():
         if one.error_message:
-            print(f"{str(one.id)[:SHORT_ID]}  {one.pipeline}: {one.error_message}")
+            print(clean(f"{str(one.id)[:SHORT_ID]}  {one.pipeline}: {one.error_message}"))
 
 
 def logs(
@@ -186,9 +186,9 @@ def show_runs(found: "list[Run]", *, title: str | None = None) -> None:
     show_columns(found, RESULT_COLUMNS, title=title)
     for one in found:
         if one.error_message:
-            local.say(f"{one.pipeline}: {one.error_message}")
+            local.say(clean(f"{one.pipeline}: {one.error_message}"))
             if one.next_step:
-                local.say(f"  next step: {one.next_step}")
+                local.say(clean(f"  next step: {one.next_step}"))
         for check in one.metrics.get("checks", ()):
             _show_check(check)
 
@@ -197,10 +197,10 @@ def _show_check(check: "dict[str, Any]") -> None:
     """Show a failed check with the first rows that violate it, which the API shows to operators."""
     if check["result"] == "passed":
         return
-    local.say(f"  check {check['name']} {check['result']}: {check['found']}")
+    local.say(clean(f"  check {check['name']} {check['result']}: {check['found']}"))
     rows = check.get("offending_rows", ())
     for row in [rows] if isinstance(rows, str) else rows:
-        local.say(f"    {text(row)}")
+        local.say(clean(f"    {text(row)}"))
 
 
 def succeeded(ended: "Run") -> bool:
@@ -222,7 +222,7 @@ def print_lines(lines: "list[LogLine]") -> None:
 
 
 def print_line(at: datetime, topic: str, details: str) -> None:
-    print(f"{text(at)}  {topic:<14}  {details}", flush=True)
+    print(clean(f"{text(at)}  {topic:<14}  {details}"), flush=True)
 
 
 def _outcome(run: "Run") -> str:
@@ -236,10 +236,10 @@ def moment(since: str | None) -> datetime | None:
     if since is None:
         return None
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-    if since[-1:] in units and since[:-1].isdigit():
-        return datetime.now(UTC) - timedelta(**{units[since[-1]]: int(since[:-1])})
     try:
+        if since[-1:] in units and since[:-1].isdecimal():
+            return datetime.now(UTC) - timedelta(**{units[since[-1]]: int(since[:-1])})
         at = datetime.fromisoformat(since)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: before the year 1
         raise typer.BadParameter(f"{since!r} is not a time: write 30m, 2h, 7d, or 2025-03-01T12:00:00Z") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)

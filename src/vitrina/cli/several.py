@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from vitrina.cli import exits, local, remote
-from vitrina.cli.output import Column, Format, show_data, show_list
+from vitrina.cli.output import Column, Format, clean, show_data, show_list
 from vitrina.errors import NotFound, VitrinaError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Attempts:
         except VitrinaError as exc:
             if len(self.names) == 1:
                 raise
-            local.say(f"error: {name}: {exc.message}")
+            local.say(clean(f"error: {name}: {exc.message}"))
             self._first = self._first or exc
             return []
 

@@ -16,7 +16,7 @@ def test_a_line_without_cpu_and_goal_leaves_both_empty() -> None:
     assert line.markdown() == "| load | 2000 | by hand | 1000 | 2.00 | 2.00 to 2.00 |  |  |  |"
 
 
-@pytest.mark.parametrize("name", ["postgres", "postgres_hard_15", "postgres_cpu", "postgres_hard_15_cpu", "search"])
+@pytest.mark.parametrize("name", ["postgres", "postgres_hard_15", "postgres_cpu", "search"])
 def test_a_page_of_results_shows_its_file(name: str) -> None:
     shown = (report.RESULTS / f"{name}.md").read_text(encoding="utf-8")
     assert shown == report.page(name, *report.read(name))

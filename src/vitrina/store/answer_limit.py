@@ -14,8 +14,8 @@ import psycopg
 def cut_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
     """Cut the connection if the block takes longer; the statement in it then fails as after any lost connection.
 
-    A peer that acknowledges packets and never replies, such as a firewall that has lost the server behind it, is not
-    noticed by the kernel.
+    The kernel does not notice a peer that acknowledges packets and never replies, such as a firewall that has lost its
+    server.
     """
     # A duplicate descriptor: the connection's number may be reused by the time the timer fires.
     with socket.socket(fileno=os.dup(connection.fileno())) as sock:
